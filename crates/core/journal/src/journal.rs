@@ -403,6 +403,7 @@ impl Journal {
     fn tell_durable(&self, lsn: u64) {
         if let Some(undo) = &self.undo {
             let _ = undo.page().raise(Cell::Durable, lsn);
+            undo.page().wake_followers(&*self.storage);
         }
     }
 

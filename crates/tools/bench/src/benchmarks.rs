@@ -9,7 +9,9 @@ use crate::preloaded::programs;
 use crate::report::section::Section;
 use crate::shipped::shipping;
 use crate::sqlite::transactions;
-use crate::stores::{append, checkpoints, commits, flush_times, oneshot, reader_costs, recovery_time, syncv, threads};
+use crate::stores::{
+    append, checkpoints, commits, flush_times, nvm, oneshot, reader_costs, recovery_time, syncv, threads,
+};
 use crate::{kv, live, xsync};
 use anyhow::Result;
 use clap::ValueEnum;
@@ -50,6 +52,9 @@ pub enum Benchmark {
     Xsync,
     /// Commits for different flush times of a disk: files, mappings, threads (root only; makes its own ext4)
     FlushTimes,
+    /// Transactions over two files and small commits on byte-addressable memory, for which tmpfs stands in, over the time of
+    /// a flushed line
+    Nvm,
     /// Files on a mounted store (root only; untorn-mount must be beside this program)
     Mount,
     /// Unchanged programs under untorn preload (`untorn` and its library must be beside this program)
@@ -68,7 +73,7 @@ pub enum Benchmark {
 /// The benchmarks of `all`, and the file systems that each runs on if the command line names none.
 ///
 /// Planned for 90 minutes at most, on an idle machine; the report has the time of each.
-pub const ALL: [(Benchmark, &[FileSystem]); 21] = [
+pub const ALL: [(Benchmark, &[FileSystem]); 22] = [
     (Benchmark::Commit, &[Ext4, Xfs, Btrfs]),
     (Benchmark::Threads, &[Xfs]),
     (Benchmark::Append, &[Xfs]),
@@ -86,6 +91,7 @@ pub const ALL: [(Benchmark, &[FileSystem]); 21] = [
     (Benchmark::KvOpen, &[Xfs]),
     (Benchmark::Xsync, &[Ext4]),
     (Benchmark::FlushTimes, &[Ext4]),
+    (Benchmark::Nvm, &[Ext4]),
     (Benchmark::Mount, &[Ext4, Xfs]),
     (Benchmark::Preload, &[Ext4, Xfs]),
     (Benchmark::Sqlite, &[Ext4, Xfs]),
@@ -100,7 +106,7 @@ impl Benchmark {
 
     /// Whether the benchmark makes its own disks, so that it runs once, whatever the places.
     pub fn is_on_own_disks(self) -> bool {
-        self == Benchmark::FlushTimes
+        matches!(self, Benchmark::FlushTimes | Benchmark::Nvm)
     }
 
     /// Measures at a place.
@@ -126,6 +132,7 @@ impl Benchmark {
             Benchmark::KvLarge => vec![kv::large::run(run, place)?],
             Benchmark::KvOpen => vec![kv::first::run(run, place)?],
             Benchmark::FlushTimes => flush_times::run(run)?,
+            Benchmark::Nvm => nvm::run(run)?,
             Benchmark::Mount => {
                 let mut sections = vec![mounted::run(run, place)?, mounted_programs::run(run, place)?];
                 sections.extend(mariadb::run(run, place)?);

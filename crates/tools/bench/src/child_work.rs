@@ -8,7 +8,7 @@ use crate::measuring::slow_disk;
 use crate::preloaded;
 use crate::shipped::slow_place;
 use crate::sqlite;
-use crate::stores::{many_unclean, reader_costs};
+use crate::stores::{many_unclean, nvm, reader_costs};
 use crate::xsync;
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
@@ -47,6 +47,7 @@ fn run(job: Job) -> Result<()> {
         Job::KeyValueServer(program) => return kv::http_server::run(&serde_json::from_value(program)?),
         Job::Preloaded(program) => return preloaded::worker::run(&serde_json::from_value(program)?),
         Job::Sqlite(program) => return sqlite::worker::run(&serde_json::from_value(program)?),
+        Job::Nvm(program) => return nvm::worker::run(&serde_json::from_value(program)?),
         Job::Session(session) => return xsync::session::run(session),
         Job::Serve { port, log, flush } => return xsync::guest::serve(port, &log, flush),
         Job::SlowDisk { image, at, times } => return slow_disk::serve(&image, &at, times),

@@ -5,6 +5,7 @@ pub(crate) mod checkpoints;
 pub(crate) mod commits;
 pub(crate) mod flush_times;
 pub(crate) mod many_unclean;
+pub(crate) mod nvm;
 pub(crate) mod oneshot;
 pub(crate) mod reader_costs;
 pub(crate) mod recovery_time;

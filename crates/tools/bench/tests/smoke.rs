@@ -34,7 +34,7 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     link_the_extension();
     let (report, table, picture) = quick_run(&["all"]);
     let outcomes = report["outcomes"].as_array().unwrap();
-    assert_eq!(outcomes.len(), 21);
+    assert_eq!(outcomes.len(), 22);
     // Skipped benchmarks name the missing program. None may fail.
     for outcome in outcomes.iter().filter(|outcome| outcome["ended"] != "done") {
         let name = outcome["benchmark"].as_str().unwrap();
@@ -69,11 +69,20 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
         let medians = row["contenders"].as_array().unwrap().iter().map(|contender| &contender["median_us"]);
         assert!(medians.map(|us| us.as_f64().unwrap()).all(|us| us >= 100.0), "shorter than a flush: {row}");
     }
+    for row in rows("nvm", "nvm: a transaction over two files, over") {
+        let waited_us = row["cell"].as_str().unwrap().split(' ').next().unwrap().parse::<f64>().unwrap() / 1e3;
+        for (contender, further) in row["contenders"].as_array().unwrap().iter().zip(row["details"].as_array().unwrap())
+        {
+            let lines = further[1]["lines each"].as_f64().unwrap();
+            // Each takes its time.
+            assert!(lines > 2.0 && contender["mean_us"].as_f64().unwrap() > 2.0 * waited_us, "{row}");
+        }
+    }
     sessions(&rows);
 }
 
-/// Benchmarks that need root, a compiler, or a program that a build of the tests does not make.
-const MAY_BE_SKIPPED: [&str; 7] = ["live", "xsync", "flush-times", "mount", "preload", "sqlite", "ship"];
+/// Benchmarks that need root, a compiler, a processor's instructions, or a program that a build of the tests does not make.
+const MAY_BE_SKIPPED: [&str; 8] = ["live", "xsync", "flush-times", "nvm", "mount", "preload", "sqlite", "ship"];
 
 /// Links the extension of SQLite beside the benchmark, if SQLite's headers are here.
 fn link_the_extension() {

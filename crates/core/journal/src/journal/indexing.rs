@@ -13,7 +13,6 @@ use crate::directories::store_dir::log_index_name;
 use crate::error::{Outcome, Result};
 use crate::format::{BLOCK_BYTES, IndexHead, NO_BOUND, RecordHead, place_of};
 use crate::invariant;
-use crate::scanning::log_index::ENTRIES_AT;
 use crate::sync_point;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -39,14 +38,12 @@ impl Journal {
         if !self.is_indexed() || self.segments[at].log_index.has_gap {
             return;
         }
-        let before = self.segments[at].log_index.entries;
-        let written =
-            self.index_file(at).and_then(|file| write_all_at(&*file, &self.entries.bytes, ENTRIES_AT + before));
-        let index = &mut self.segments[at].log_index;
-        index.has_gap = written.is_err();
-        if !index.has_gap {
-            index.entries += self.entries.bytes.len() as u64;
-        }
+        let written = self.index_file(at).and_then(|file| {
+            let segment = &mut self.segments[at];
+            let in_memory = segment.is_in_memory();
+            segment.log_index.append(&*file, &self.entries.bytes, in_memory)
+        });
+        self.segments[at].log_index.has_gap = written.is_err();
     }
 
     fn index_file(&mut self, at: usize) -> io::Result<Arc<dyn File>> {
@@ -108,8 +105,7 @@ impl Journal {
 
     /// Removes an index whose head could not be written: without one, recovery reads the whole segment.
     fn remove_index(&mut self, at: usize, e: io::Error) -> Result<()> {
-        let index = &mut self.segments[at].log_index;
-        (index.file, index.has_gap, index.bound) = (None, true, Bound::Unknown);
+        self.segments[at].log_index.give_up();
         let removed = match self.storage.unlink(&self.dir.join(log_index_name(self.segments[at].index))) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             done => done,

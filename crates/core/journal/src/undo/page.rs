@@ -17,13 +17,14 @@ use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, StoreId, crc64, place_of, u32_at, u64_at};
 use crate::invariant;
 use crate::statistics::figures::{FIGURES_BYTES, Figures};
-use crate::undo::holds::{HOLDS_END, Holds, WATCHED, oldest_follower};
+use crate::undo::holds::{FOLLOWED, HOLDS_END, Holds, WATCHED, oldest_follower};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
-use untorn_os::{File, Listener, Open, Pauses, Storage, View, holds, read_full_at, write_all_at};
+use std::sync::atomic::{AtomicU64, Ordering::Release, Ordering::SeqCst, fence};
+use std::time::Duration;
+use untorn_os::{File, Lines, Listener, Open, Pauses, Storage, View, holds, read_full_at, write_all_at};
 
 /// First bytes of the page.
 pub const PAGE_MAGIC: &[u8; 8] = b"UNTORN-R";
@@ -42,6 +43,9 @@ const CELLS: usize = 4;
 
 /// Tries at reading a cell or head that is being written meanwhile.
 const TRIES: usize = 1000;
+
+/// Time between two looks whether somebody follows the log.
+const FOLLOWERS_LOOK: Duration = Duration::from_millis(1);
 
 /// Tries at reading figures that are being written meanwhile.
 const FIGURES_TRIES: usize = 3;
@@ -150,9 +154,19 @@ fn cell_at(cell: Cell) -> usize {
     PAGE_CELLS_AT + cell as usize * PAGE_CELL_BYTES
 }
 
+/// Whether somebody followed the log when the owner looked last. Times are those of [`Storage::uptime`].
+#[derive(Default)]
+struct Followers {
+    looked: Option<Duration>,
+    are_there: bool,
+}
+
 /// The page, as the owner of the store writes it.
 pub struct OwnersPage {
     file: Arc<dyn File>,
+    /// The page itself, if it is on byte-addressable memory: a number is published without a call.
+    memory: Option<Box<dyn Lines>>,
+    followers: Mutex<Followers>,
     path: PathBuf,
     chain: u64,
     numbers: Mutex<[u64; CELLS]>,
@@ -186,7 +200,7 @@ impl OwnersPage {
         }
         // The number tells a person who owns the store. If it cannot be written, nothing depends on it.
         let _ = write_all_at(&*file, &PageHead { pid: std::process::id(), ..head }.encode(), 0);
-        Ok(Some(OwnersPage { file, path, chain: head.chain, numbers: Mutex::new(numbers) }))
+        Ok(Some(OwnersPage::with(file, path, head.chain, numbers)))
     }
 
     /// Begins a chain in which everything up to this commit is durable and named. The page keeps its inode, so that
@@ -211,7 +225,12 @@ impl OwnersPage {
         // The head comes last: a reader that sees this chain also sees its numbers.
         write_all_at(&*file, &head.encode(), 0).context("write", &path)?;
         fence(SeqCst);
-        Ok(OwnersPage { file, path, chain, numbers: Mutex::new(numbers) })
+        Ok(OwnersPage::with(file, path, chain, numbers))
+    }
+
+    fn with(file: Arc<dyn File>, path: PathBuf, chain: u64, numbers: [u64; CELLS]) -> OwnersPage {
+        let memory = file.lines(BLOCK_BYTES as u64).ok();
+        OwnersPage { file, memory, followers: Mutex::default(), path, chain, numbers: Mutex::new(numbers) }
     }
 
     /// Publishes a number, if it is higher than the published one.
@@ -224,10 +243,38 @@ impl OwnersPage {
         if *known >= number {
             return Ok(());
         }
-        write_all_at(&*self.file, &encode_cell(cell, number), cell_at(cell) as u64).context("write", &self.path)?;
+        let (bytes, at) = (encode_cell(cell, number), cell_at(cell) as u64);
+        let written = match &self.memory {
+            Some(memory) => {
+                // Whoever sees the number sees everything that was stored before.
+                fence(Release);
+                memory.copy(&bytes, at)
+            }
+            None => write_all_at(&*self.file, &bytes, at),
+        };
+        written.context("write", &self.path)?;
         *known = number;
         fence(SeqCst);
         Ok(())
+    }
+
+    /// Wakes those who follow the log. A number that was published without a call is no event for them, so it is written
+    /// once more. Followers who came within the last [`FOLLOWERS_LOOK`] are not known yet, and look again by themselves.
+    pub fn wake_followers(&self, storage: &dyn Storage) {
+        if self.memory.is_none() {
+            return;
+        }
+        let now = storage.uptime();
+        let mut followers = self.followers.lock();
+        if followers.looked.is_none_or(|looked| now.saturating_sub(looked) >= FOLLOWERS_LOOK) {
+            followers.are_there = !matches!(self.file.held(FOLLOWED..FOLLOWED + HOLDS_END), Ok(None));
+            followers.looked = Some(now);
+        }
+        if followers.are_there {
+            let numbers = self.numbers.lock();
+            let bytes = encode_cell(Cell::Durable, numbers[Cell::Durable as usize]);
+            let _ = write_all_at(&*self.file, &bytes, cell_at(Cell::Durable) as u64);
+        }
     }
 
     /// The published number.

@@ -28,6 +28,9 @@ pub trait Lines: Send + Sync {
     /// may leave any of the lines as it was, or torn between aligned parts of eight bytes. Others that read the file
     /// see the bytes at once.
     fn store(&self, bytes: &[u8], at: u64) -> io::Result<()>;
+    /// Copies bytes of any number to any offset, as a write by a call does: others that read the file see them at once,
+    /// and only its flush makes them durable.
+    fn copy(&self, bytes: &[u8], at: u64) -> io::Result<()>;
     /// Makes durable what this thread has stored. Stores of another thread wait for its own fence.
     fn fence(&self, point: SyncPoint) -> io::Result<()>;
 }
@@ -41,7 +44,7 @@ pub(crate) struct LineMapping {
     generation: u64,
 }
 
-// SAFETY: an address of memory that only this value unmaps. Threads that store to the same lines are as wrong as threads
+// SAFETY: an address of memory that only this value unmaps. Threads that store to the same bytes are as wrong as threads
 // that write to the same bytes of a file, and do no other harm: nobody loads from it.
 unsafe impl Send for LineMapping {}
 // SAFETY: as above.
@@ -74,6 +77,18 @@ impl LineMapping {
         if len as u64 > fs::fstat(file)?.st_size as u64 { Err(Errno::INVAL.into()) } else { Ok(mapping) }
     }
 
+    /// The place of these bytes in memory, ready for stores.
+    fn place(&self, bytes: &[u8], at: u64) -> io::Result<*mut u8> {
+        let end = at.checked_add(bytes.len() as u64).filter(|end| *end <= self.len as u64).ok_or(Errno::INVAL)?;
+        // The memory of a forked child's parent is not the child's.
+        if self.generation != process_generation() {
+            return Err(Errno::BADF.into());
+        }
+        self.make_ready(end as usize)?;
+        // SAFETY: within the mapping.
+        Ok(unsafe { self.address.as_ptr().add(at as usize) })
+    }
+
     /// Makes pages ready for stores up to this offset: `EFAULT` if the file has lost them, `EHWPOISON` if the memory has.
     fn make_ready(&self, end: usize) -> io::Result<()> {
         let from = self.ready.load(Relaxed);
@@ -99,17 +114,17 @@ impl LineMapping {
 impl Lines for LineMapping {
     fn store(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         let (lines, rest) = bytes.as_chunks();
-        let end = at.checked_add(bytes.len() as u64).filter(|end| *end <= self.len as u64).ok_or(Errno::INVAL)?;
         if !rest.is_empty() || !at.is_multiple_of(LINE_BYTES as u64) {
             return Err(Errno::INVAL.into());
         }
-        // The memory of a forked child's parent is not the child's.
-        if self.generation != process_generation() {
-            return Err(Errno::BADF.into());
-        }
-        self.make_ready(end as usize)?;
         // SAFETY: whole lines within the mapping, which nothing loads from.
-        unsafe { store(self.address.as_ptr().add(at as usize), lines) };
+        unsafe { store(self.place(bytes, at)?, lines) };
+        Ok(())
+    }
+
+    fn copy(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        // SAFETY: bytes within the mapping, which nothing loads from.
+        unsafe { self.place(bytes, at)?.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
@@ -161,6 +176,9 @@ mod tests {
             let bytes = vec![nth as u8; len + 1];
             lines.store(&bytes[1..], at as u64).and_then(|()| lines.fence(POINT)).unwrap();
             expected[at..at + len].fill(nth as u8);
+            let (at, len) = (nth * 7907 % (LEN - 200), nth % 200);
+            lines.copy(&bytes[..len.min(bytes.len())], at as u64).unwrap();
+            expected[at..at + len.min(bytes.len())].fill(nth as u8);
         }
         drop(lines);
         let mut found = vec![1; LEN];
@@ -176,6 +194,9 @@ mod tests {
         let refused = |bytes: &[u8], at| lines.store(bytes, at).unwrap_err().raw_os_error();
         for (bytes, at) in [(&line[..], 8), (&line[1..], 0), (&line[..], LEN as u64), (&line[..], u64::MAX - 63)] {
             assert_eq!(refused(bytes, at), Some(Errno::INVAL.raw_os_error()), "{} bytes at {at}", bytes.len());
+        }
+        for at in [LEN as u64 - 63, u64::MAX - 63] {
+            assert_eq!(lines.copy(&line, at).unwrap_err().raw_os_error(), Some(Errno::INVAL.raw_os_error()), "at {at}");
         }
         for len in [0, 8, LEN as u64 + 64] {
             assert!(LineMapping::for_trial(file.as_fd(), len).is_err(), "{len} bytes");
@@ -207,7 +228,8 @@ mod tests {
         // SAFETY: the child calls nothing that needs a lock of another thread, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let refused = lines.store(&[1; LINE_BYTES], 0).is_err() && lines.fence(POINT).is_err();
+            let line = [1; LINE_BYTES];
+            let refused = [lines.store(&line, 0), lines.copy(&line, 0), lines.fence(POINT)].iter().all(Result::is_err);
             // SAFETY: ends the child.
             unsafe { libc::_exit(i32::from(!refused)) };
         }

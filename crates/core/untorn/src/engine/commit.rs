@@ -35,6 +35,7 @@ use crate::engine::files::queue::{Queue, Request};
 use crate::engine::waiting::completion::{Completion, PANICKED, Promise};
 use crate::engine::waiting::concurrency::{Instant, MutexGuard, thread};
 use crate::engine::{Engine, JournalState};
+use std::cell::LazyCell;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
@@ -112,11 +113,11 @@ impl Engine {
         }
         states.iter_mut().try_for_each(|state| state.check_unmarked())?;
         self.capture(&mut states, &in_order, txn, threads)?;
+        // A commit that could not be applied must not be acknowledged. The limit may have changed since the write.
+        let limit = LazyCell::new(|| self.file_bytes_max.min(self.storage.file_size_limit()));
         for state in &states {
-            // A commit that could not be applied must not be acknowledged. The limit may have changed since the write.
             let content = &state.content;
-            if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
-            {
+            if !content.write_set.is_empty() && content.size() > *limit {
                 self.check_end(content, content.write_set_end(), "commit")?;
             }
         }

@@ -79,19 +79,22 @@ impl Content {
         }
     }
 
+    /// All overlays, newest first.
+    fn newest_first(&self) -> impl Iterator<Item = &Overlay> {
+        let committing = self.committing.iter().rev().map(|commit| &*commit.overlay);
+        let committed = self.committed.overlays().chain(self.applying.as_deref());
+        std::iter::once(&self.write_set).chain(committing).chain(committed)
+    }
+
     /// The overlays that are not empty, newest first.
     pub(crate) fn overlays(&self) -> Vec<&Overlay> {
         let mut overlays = Vec::with_capacity(4);
-        overlays.push(&self.write_set);
-        overlays.extend(self.committing.iter().rev().map(|commit| &*commit.overlay));
-        overlays.extend(self.committed.overlays());
-        overlays.extend(self.applying.as_deref());
-        overlays.retain(|o| !o.is_empty());
+        overlays.extend(self.newest_first().filter(|overlay| !overlay.is_empty()));
         overlays
     }
 
     pub(crate) fn size(&self) -> u64 {
-        self.overlays().iter().find_map(|o| o.size).unwrap_or(self.base_size)
+        self.newest_first().find_map(|overlay| overlay.size).unwrap_or(self.base_size)
     }
 
     /// The largest size that the data file may have, if `size` is so large that the file itself must be asked: ext4 has

@@ -269,6 +269,8 @@ fn stored_lines(fixture: &Fixture) {
     for (bytes, at) in [(LINE_BYTES, 8), (8, 0), (LINE_BYTES, BLOCK_BYTES as u64), (BLOCK_BYTES, 64)] {
         refused(lines.store(&vec![3; bytes], at), &[EINVAL]);
     }
+    refused(lines.copy(&[3; 8], BLOCK_BYTES as u64 - 7), &[EINVAL]);
+    lines.copy(&[2; 9], 3 * LINE_BYTES as u64 - 9).unwrap();
     lines.fence(sync_point::COMMIT).unwrap();
     let expected = |from: usize, to: usize| (0..2 * BLOCK_BYTES).map(move |at| 1 + u8::from(from <= at && at < to));
     same(contents(&*file), expected(LINE_BYTES, 3 * LINE_BYTES).collect());

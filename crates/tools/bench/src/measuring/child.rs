@@ -59,6 +59,8 @@ pub enum Job {
     Sqlite(serde_json::Value),
     /// Serves a directory as a bucket; creating an object takes so much longer.
     ServeBucket { dir: PathBuf, put_us: u64 },
+    /// Measures transactions on slower and slower memory.
+    Nvm(serde_json::Value),
     /// Becomes a server that is told to end when its parent has ended.
     Server { program: PathBuf, arguments: Vec<PathBuf> },
     /// Makes and changes many small files.

@@ -60,6 +60,8 @@ pub enum Unit {
     Milliseconds,
     Bytes,
     PerSecond,
+    /// A ratio.
+    Times,
 }
 
 impl Unit {
@@ -69,13 +71,14 @@ impl Unit {
             Unit::Milliseconds => "ms",
             Unit::Bytes => "B",
             Unit::PerSecond => "1/s",
+            Unit::Times => "×",
         }
     }
 
     /// A time of so many microseconds in this unit. Figures that are no times stay as they are.
     pub fn scale_us(self, us: f64) -> f64 {
         match self {
-            Unit::Microseconds | Unit::Bytes | Unit::PerSecond => us,
+            Unit::Microseconds | Unit::Bytes | Unit::PerSecond | Unit::Times => us,
             Unit::Milliseconds => us / 1e3,
         }
     }

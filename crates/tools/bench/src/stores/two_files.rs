@@ -2,9 +2,9 @@
 
 pub(crate) mod managed;
 mod plain;
-mod pool;
+pub(crate) mod pool;
 pub(crate) mod protocol;
-mod redo_log;
+pub(crate) mod redo_log;
 pub(crate) mod roster;
 mod shadow;
 pub(crate) mod transactions;

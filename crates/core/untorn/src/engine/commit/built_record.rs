@@ -16,9 +16,12 @@ use untorn_os::holds;
 pub(super) struct BuiltRecord {
     pub record: Record,
     pub files: Vec<RecordFile>,
-    /// Index of a file in `files`.
+    /// Index of a file in `files`, once there are more than [`SEARCHED_MAX`].
     index: HashMap<u64, usize>,
 }
+
+/// So many files are searched one by one.
+const SEARCHED_MAX: usize = 16;
 
 /// A file of a commit.
 pub(super) struct RecordFile {
@@ -31,13 +34,19 @@ pub(super) struct RecordFile {
     pub whole_pages: Vec<u64>,
 }
 
-/// State of each file after the requests of a run that are built so far.
+/// State of a file after the requests of a run that are built so far.
+#[derive(Default)]
+struct RunFile {
+    /// LSN of the last commit that touches the file, if any does.
+    last_lsn: Option<u64>,
+    /// Number of the file's overlays that the requests took.
+    overlays: usize,
+}
+
+/// State of the files after the requests of a run that are built so far.
 #[derive(Default)]
 pub(super) struct RunState {
-    /// LSN of the last commit that touches the file.
-    last_lsn: HashMap<u64, u64>,
-    /// Number of the file's overlays that the requests took.
-    overlays: HashMap<u64, usize>,
+    files: HashMap<u64, RunFile>,
     /// Files whose first commit in this epoch is in the run. Their attributes must precede the records.
     pub without_attribute: Vec<Arc<SharedFile>>,
 }
@@ -48,7 +57,7 @@ impl RunState {
         let part = &mut built.files[at];
         *part.index.get_or_insert_with(|| {
             let id = part.file.id;
-            let earlier = self.last_lsn.insert(id, lsn);
+            let earlier = self.files.entry(id).or_default().last_lsn.replace(lsn);
             debug_assert!(
                 earlier.unwrap_or(state.last_lsn) < lsn,
                 "commit {lsn} of {:?} follows {earlier:?}, {}",
@@ -69,11 +78,21 @@ impl RunState {
 impl BuiltRecord {
     /// The index of a file in `files`; adds the file if it is new.
     fn part(&mut self, file: &Arc<SharedFile>) -> usize {
-        *self.index.entry(file.id).or_insert_with(|| {
+        let at = self.files.len();
+        let found = match at {
+            0..=SEARCHED_MAX => self.files.iter().position(|part| part.file.id == file.id).unwrap_or(at),
+            _ => {
+                if self.index.is_empty() {
+                    self.index.extend(self.files.iter().enumerate().map(|(at, part)| (part.file.id, at)));
+                }
+                *self.index.entry(file.id).or_insert(at)
+            }
+        };
+        if found == at {
             let file = file.clone();
             self.files.push(RecordFile { file, has_overlay: false, index: None, whole_pages: Vec::new() });
-            self.files.len() - 1
-        })
+        }
+        found
     }
 }
 
@@ -86,7 +105,7 @@ impl Engine {
         }
         let mut built = BuiltRecord::default();
         for file in &request.files {
-            let taken = run.overlays.entry(file.id).or_insert(0);
+            let taken = &mut run.files.entry(file.id).or_default().overlays;
             let nth = std::mem::replace(taken, *taken + 1);
             let full_page = self.options.full_page && holds(invariant::FULL_PAGE);
             let state = if full_page { self.readable(file)? } else { file.read() };

@@ -65,6 +65,21 @@ impl Lines for SimLines {
         })
     }
 
+    fn copy(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let describe = || format!("copy {at}+{}", bytes.len());
+        self.call(Call::Write, describe, |machine, _| {
+            let end = at.saturating_add(bytes.len() as u64);
+            if end > self.len {
+                return Err(errno(libc::EINVAL));
+            }
+            assert!(
+                end <= machine.state.meta(self.slot)?.size,
+                "SIGBUS: a store up to {end}, behind the end of the file"
+            );
+            machine.state.write(self.slot, bytes, at, false).map(drop)
+        })
+    }
+
     fn fence(&self, point: SyncPoint) -> io::Result<()> {
         let describe = || format!("fence ({point:?})");
         self.call(Call::Sync(point), describe, |machine, fault| {

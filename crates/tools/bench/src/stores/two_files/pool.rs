@@ -67,6 +67,11 @@ impl Pool {
         Ok(Pool { functions, begin, pool, memory, shape })
     }
 
+    /// The pool's first byte.
+    pub fn address(&self) -> NonNull<c_void> {
+        self.pool
+    }
+
     fn place(&self, file: usize, at: u64) -> *mut u8 {
         self.memory.as_ptr().wrapping_add(file * self.shape.file_bytes as usize + at as usize)
     }

@@ -51,37 +51,6 @@ impl RedoLog {
         Ok(RedoLog { files, log, unit, synchronous, locks, in_use: RwLock::new(()), end, flushed: Mutex::new(0) })
     }
 
-    /// The record: for each change its file, place and length, and the whole units that it lies in.
-    fn record(&self, changes: &[Change<'_>]) -> Result<Vec<u8>> {
-        let mut record = vec![0; HEAD_BYTES];
-        for Change { file, at, bytes } in changes.iter().filter(|change| !change.bytes.is_empty()) {
-            let end = at + bytes.len() as u64;
-            let from = at / self.unit * self.unit;
-            let to = end.next_multiple_of(self.unit);
-            for number in [*file as u64, from, to - from] {
-                record.extend(number.to_le_bytes());
-            }
-            let start = record.len();
-            record.resize(start + (to - from) as usize, 0);
-            // The first and the last unit may have bytes around the change. The file may end within the last one.
-            for unit in BTreeSet::from([from, to - self.unit]) {
-                let inside = start + (unit - from) as usize;
-                read_some(&self.files[*file], &mut record[inside..inside + self.unit as usize], unit)?;
-            }
-            let inside = start + (at - from) as usize;
-            record[inside..inside + bytes.len()].copy_from_slice(bytes);
-        }
-        let sum = record.chunks(8).fold(0u64, |sum, word| {
-            let mut bytes = [0; 8];
-            bytes[..word.len()].copy_from_slice(word);
-            sum.rotate_left(5) ^ u64::from_le_bytes(bytes)
-        });
-        let length = record.len() as u64;
-        record[..8].copy_from_slice(&length.to_le_bytes());
-        record[8..HEAD_BYTES].copy_from_slice(&sum.to_le_bytes());
-        Ok(record)
-    }
-
     /// Appends a record, and flushes the log unless another thread has done so meanwhile.
     fn append(&self, record: &[u8], changes: &[Change<'_>]) -> Result<()> {
         let behind = {
@@ -107,6 +76,42 @@ impl RedoLog {
     }
 }
 
+/// The record of a redo log: for each change its file, place and length, and the whole units that it lies in. `read` reads
+/// from a file, up to its end.
+pub fn record_of(
+    changes: &[Change<'_>],
+    unit_bytes: u64,
+    read: impl Fn(usize, &mut [u8], u64) -> Result<()>,
+) -> Result<Vec<u8>> {
+    let mut record = vec![0; HEAD_BYTES];
+    for Change { file, at, bytes } in changes.iter().filter(|change| !change.bytes.is_empty()) {
+        let end = at + bytes.len() as u64;
+        let from = at / unit_bytes * unit_bytes;
+        let to = end.next_multiple_of(unit_bytes);
+        for number in [*file as u64, from, to - from] {
+            record.extend(number.to_le_bytes());
+        }
+        let start = record.len();
+        record.resize(start + (to - from) as usize, 0);
+        // The first and the last unit may have bytes around the change. The file may end within the last one.
+        for unit in BTreeSet::from([from, to - unit_bytes]) {
+            let inside = start + (unit - from) as usize;
+            read(*file, &mut record[inside..inside + unit_bytes as usize], unit)?;
+        }
+        let inside = start + (at - from) as usize;
+        record[inside..inside + bytes.len()].copy_from_slice(bytes);
+    }
+    let sum = record.chunks(8).fold(0u64, |sum, word| {
+        let mut bytes = [0; 8];
+        bytes[..word.len()].copy_from_slice(word);
+        sum.rotate_left(5) ^ u64::from_le_bytes(bytes)
+    });
+    let length = record.len() as u64;
+    record[..8].copy_from_slice(&length.to_le_bytes());
+    record[8..HEAD_BYTES].copy_from_slice(&sum.to_le_bytes());
+    Ok(record)
+}
+
 fn read_some(file: &File, into: &mut [u8], at: u64) -> Result<()> {
     let mut done = 0;
     while done < into.len() {
@@ -124,7 +129,7 @@ impl Protocol for RedoLog {
         if self.locks {
             lock(FlockOperation::LockExclusive)?;
         }
-        let record = self.record(changes)?;
+        let record = record_of(changes, self.unit, |file, into, at| read_some(&self.files[file], into, at))?;
         if !self.has_room(record.len()) {
             self.settle()?;
         }
