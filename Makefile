@@ -15,7 +15,7 @@ ifeq ($(shell id -u)$(shell find -L $${TMPDIR:-/tmp} -maxdepth 0 -perm -0003),0)
 export TMPDIR := /var/tmp
 endif
 
-.PHONY: help setup build test test-full demo bench papers check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests machine-cuts small aarch64 site clean
+.PHONY: help setup build test test-full demo bench papers check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests machine-cuts nvm-tests small aarch64 site clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -46,6 +46,7 @@ test-full: setup ## All of every long test, and other projects' programs and sui
 	scripts/xsync-programs.sh
 	scripts/mount-programs.sh
 	scripts/machine-cuts.sh
+	scripts/nvm-tests.sh
 
 demo: ## Kill a program a few hundred times, with and without Untorn, and count torn states (needs Rust and cc only)
 	$(CARGO) run --release --locked --package untorn-demo --example demo
@@ -111,11 +112,17 @@ xsync-programs: ## Real programs in sessions of `untorn xsync`: databases, build
 mount-programs: ## Programs on a mounted store: fsx, pjdfstest, fio, databases through kills and power cuts (root, network)
 	@scripts/mount-programs.sh
 
-mount-kernels: setup ## A mount on Debian's kernels 6.1 and 6.12, in an emulated machine (network; or KERNEL=vmlinuz MODULES=DIR)
+mount-kernels: ## A mount on Debian's kernels 6.1 and 6.12, in an emulated machine (network; or KERNEL=vmlinuz MODULES=DIR)
+	@scripts/setup.sh machines || true
 	@scripts/mount-kernels.sh
 
-machine-cuts: setup ## Kill whole machines, and make their kernels panic, while they update files (network; CUTS=200 PANICS=50)
+machine-cuts: ## Kill whole machines, and make their kernels panic, while they update files (network; CUTS=200 PANICS=50)
+	@scripts/setup.sh machines || true
 	@scripts/machine-cuts.sh
+
+nvm-tests: ## The same on byte-addressable memory, and live heaps through panics (network; CUTS=200 PANICS=50)
+	@scripts/setup.sh machines || true
+	@scripts/nvm-tests.sh
 
 mount-xfstests: ## xfstests on mounted stores, in all modes of commits (root; XFSTESTS=DIR, a built checkout)
 	@scripts/mount-xfstests.sh "$(XFSTESTS)"

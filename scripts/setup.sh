@@ -7,6 +7,7 @@
 #     setup.sh papers   these, and the servers of the papers' figures, which are not started
 #     setup.sh ship     also the servers that `make ship-tests` ships to
 #     setup.sh programs also what `make xsync-programs` runs in sessions
+#     setup.sh machines also QEMU, for tests in emulated machines
 set -euo pipefail
 
 fail() {
@@ -96,6 +97,12 @@ if [ "${1:-}" = programs ]; then
     packages=(vim bsdutils postgresql postgresql-contrib rocksdb-tools)
     programs=(vim script pgbench pg_amcheck ldb)
     PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin)
+    mapfile -t wanted < <(missing)
+    [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
+fi
+if [ "${1:-}" = machines ]; then
+    packages=(qemu-system-x86 busybox-static cpio xz-utils zstd)
+    programs=(qemu-system-x86_64 busybox cpio xz zstd)
     mapfile -t wanted < <(missing)
     [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
 fi

@@ -24,7 +24,7 @@
 
 #include "untorn.h"
 
-#define VERSION 4
+#define VERSION 5
 #define FILTER 128
 #define RECORD 16
 #define KIND_STORE (1ull << 48)
@@ -40,6 +40,8 @@ struct writer {
     uint64_t epoch;
     void *section;
     uint64_t filter[FILTER];
+    size_t limit;
+    uint64_t generation, first;
 } __attribute__((aligned(64)));
 
 static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));

@@ -39,8 +39,14 @@ pub use descriptors::loop_device::{LoopDevice, loop_device_of};
 pub use invariant::disable;
 pub use invariant::{Invariant, holds, value_if_holds};
 pub use live::live_copy::LiveCopy;
-pub use live::live_memory::{FoundMemory, LIVE_OWN_BYTES, LiveMemory, live_memory_path, live_memory_top};
+pub use live::live_medium::LiveMedium;
+pub use live::live_memory::{
+    FoundMemory, LIVE_OWN_BYTES, LiveMemory, lasting_memory_path, live_memory_path, live_memory_top, sync_live_memory,
+};
 pub use live::shared_mapping::LIVE_HEAD_BYTES;
+#[doc(hidden)]
+pub use mapping::line_flushes::{LineEvent, observe_lines};
+pub use mapping::line_flushes::{can_flush_lines, fence_lines, flush_lines};
 pub use mapping::line_mapping::Lines;
 pub use mapping::line_stores::LINE_BYTES;
 pub use mapping::read_mapping::ReadMapping;

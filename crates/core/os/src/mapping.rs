@@ -1,6 +1,7 @@
 //! Mappings of files: private ones, with the ways of finding stores to them, and views and lines that are shared.
 
 pub(crate) mod chunk_scan;
+pub(crate) mod line_flushes;
 pub(crate) mod line_mapping;
 pub(crate) mod line_stores;
 pub(crate) mod linux_map;

@@ -216,6 +216,11 @@ pub trait Storage: Send + Sync {
     fn shows_another(&self) -> bool {
         false
     }
+    /// Whether files here are taken for files on byte-addressable memory ([`crate::Linux::open_as_memory`]).
+    #[doc(hidden)]
+    fn is_on_trial(&self) -> bool {
+        false
+    }
     /// Runs both functions, in parallel if possible, and returns when both are done.
     fn at_once(&self, other: &mut (dyn FnMut() + Send), own: &mut dyn FnMut()) {
         other();

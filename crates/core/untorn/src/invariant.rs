@@ -116,4 +116,52 @@ untorn_os::invariants! {
     SECTION_ALLOCATIONS_UNDONE,
     /// Memory that a section frees is freed when the section cannot be undone any more.
     SECTION_FREES_LAST,
+    /// Memory with flushes: a record of a section is durable before the store that it is about.
+    LIVE_RECORDS_DURABLE,
+    /// Memory with flushes: a record of a section counts only with its checksum.
+    LIVE_RECORDS_CHECKED,
+    /// Memory with flushes: the bytes that a section changed are durable before it ends.
+    LIVE_CHANGES_DURABLE,
+    /// Memory with flushes: the blocks that a section allocated are durable before it ends.
+    LIVE_BLOCKS_DURABLE,
+    /// Memory with flushes: blocks to which changed bytes point are durable before a section ends.
+    LIVE_REFERENCED_DURABLE,
+    /// Memory with flushes: the end of a section is durable before others see it.
+    LIVE_END_DURABLE,
+    /// Memory with flushes: the log notes durably that a block is freed, before it is free.
+    LIVE_FREED_DURABLE,
+    /// Memory with flushes: the new generation of a log is durable before its first record.
+    LIVE_GENERATION_DURABLE,
+    /// Memory with flushes: after a recovery, no older record of a log is valid.
+    LIVE_LOGS_VOID,
+    /// Memory with flushes: the bytes that an abort restored are durable before its records are erased.
+    LIVE_ABORT_DURABLE,
+    /// Memory with flushes: the records of an aborted section are erased before it goes on.
+    LIVE_ABORT_ERASED,
+    /// Memory with flushes: a block's bit is durable before its address is given out, or the block is given out again.
+    LIVE_BITS_DURABLE,
+    /// Memory with flushes: bytes that the allocator saves are durable before it changes them.
+    LIVE_SAVED_DURABLE,
+    /// Memory with flushes: a finished change of the allocator is durable before the saved bytes are dropped.
+    LIVE_SETTLED_DURABLE,
+    /// Memory with flushes: dropped saved bytes are durably dropped before the heap goes on.
+    LIVE_SETTLE_DURABLE,
+    /// Memory with flushes: zeros are durable before the metadata says that they are unused.
+    LIVE_ZEROS_DURABLE,
+    /// Memory with flushes: a change under a guard is durably noted before it begins.
+    LIVE_CHANGING_DURABLE,
+    /// Memory with flushes: a change under a guard is durable before it counts as ended.
+    LIVE_CHANGE_SYNCED,
+    /// Memory with flushes: the end of a change under a guard is durable before the guard is released.
+    LIVE_CHANGE_ENDED,
+    /// Memory with flushes: a cut's number is durable before the file names it.
+    LIVE_CUT_DURABLE,
+    /// Memory with flushes: new memory that the file names is durably complete before the program gets it.
+    LIVE_READY_DURABLE,
+    /// Memory with flushes: everything that a new root may lead to is durable before the root.
+    LIVE_ROOT_SYNCED,
+    /// Memory with flushes: restored bytes are durable before the records that restored them are dropped.
+    LIVE_MENDED_DURABLE,
+    /// Memory with flushes: bytes that the program flushes are durable.
+    LIVE_FLUSHED_ON_DEMAND,
 }

@@ -151,6 +151,30 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::ACKNOWLEDGED_BY_EPOCH => Some("another_stores_acknowledgement_frees_no_log"),
         invariant::KEPT_AT_CLOSE => Some("a_store_with_a_slot_opens_on_a_full_disk"),
         invariant::REMOTE_BY_EPOCH => Some("another_epochs_acknowledgement_releases_nothing"),
+        invariant::LIVE_RECORDS_DURABLE
+        | invariant::LIVE_RECORDS_CHECKED
+        | invariant::LIVE_CHANGES_DURABLE
+        | invariant::LIVE_BLOCKS_DURABLE
+        | invariant::LIVE_REFERENCED_DURABLE
+        | invariant::LIVE_END_DURABLE
+        | invariant::LIVE_FREED_DURABLE
+        | invariant::LIVE_GENERATION_DURABLE
+        | invariant::LIVE_LOGS_VOID
+        | invariant::LIVE_ABORT_DURABLE
+        | invariant::LIVE_ABORT_ERASED
+        | invariant::LIVE_BITS_DURABLE
+        | invariant::LIVE_SAVED_DURABLE
+        | invariant::LIVE_SETTLED_DURABLE
+        | invariant::LIVE_SETTLE_DURABLE
+        | invariant::LIVE_CHANGING_DURABLE
+        | invariant::LIVE_CHANGE_SYNCED
+        | invariant::LIVE_CHANGE_ENDED
+        | invariant::LIVE_ROOT_SYNCED
+        | invariant::LIVE_MENDED_DURABLE => Some("sections_survive_power_cuts"),
+        invariant::LIVE_CUT_DURABLE | invariant::LIVE_READY_DURABLE | invariant::LIVE_FLUSHED_ON_DEMAND => {
+            Some("what_a_heap_in_memory_told_is_durable")
+        }
+        invariant::LIVE_ZEROS_DURABLE => Some("released_segments_are_zeros_after_a_power_cut"),
         invariant::LIVE_BROUGHT_IN => Some("what_a_live_heap_had_is_committed"),
         _ => None,
     }

@@ -6,6 +6,7 @@
 //! program again as the victim. It has [`Demo`] among its arguments.
 
 mod in_machine;
+mod live_in_machine;
 mod mapped_files;
 mod medium;
 mod records;
@@ -14,6 +15,7 @@ mod updater;
 mod workplace;
 
 pub use in_machine::update_until_the_end;
+pub use live_in_machine::change_until_the_end;
 pub use updater::run_if_child;
 
 use clap::{Args, ValueHint};

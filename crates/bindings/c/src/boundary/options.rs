@@ -21,6 +21,9 @@ pub const UNTORN_CLASS_PROCESS: u32 = 1;
 /// UNTORN_CLASS_POWER first: untorn_ticket_wait_for(), untorn_gate_output_when() and untorn_store_wait_for() wait until the
 /// slot of untorn_options.remote_slot has acknowledged them.
 pub const UNTORN_CLASS_REMOTE: u32 = 2;
+/// Failure class of the memory of a live heap on byte-addressable memory: it survives process, kernel and power failures,
+/// without a commit (untorn_heap_options.live_class). No class of a store.
+pub const UNTORN_CLASS_MEMORY: u32 = 3;
 
 /// untorn_options.remote_on_timeout: all that waits for the slot is held, for as long as it takes. The default.
 pub const UNTORN_REMOTE_HOLD: u64 = 0;
@@ -164,6 +167,7 @@ pub(crate) fn class(number: u32) -> Result<FailureClass> {
         UNTORN_CLASS_POWER => Ok(FailureClass::Power),
         UNTORN_CLASS_PROCESS => Ok(FailureClass::Process),
         UNTORN_CLASS_REMOTE => Ok(FailureClass::Remote),
+        UNTORN_CLASS_MEMORY => Ok(FailureClass::Memory),
         other => Err(Failure::invalid(format!("there is no failure class {other}"))),
     }
 }

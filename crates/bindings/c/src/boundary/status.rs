@@ -103,7 +103,7 @@ fn convert(status: &Status) -> untorn_status {
         store_id,
         failure_class: match status.class {
             // Commits of any other class are of class `power` first.
-            FailureClass::Power | FailureClass::Remote => UNTORN_CLASS_POWER,
+            FailureClass::Power | FailureClass::Memory | FailureClass::Remote => UNTORN_CLASS_POWER,
             FailureClass::Process => UNTORN_CLASS_PROCESS,
         },
         full_page: status.full_page.into(),

@@ -7,13 +7,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
-use untorn::StoreOptions;
 use untorn::heap::{Cuts, Heap, HeapOptions, LiveStart, WeakHeap};
+use untorn::{FailureClass, StoreOptions};
 
 use crate::boundary::arguments;
 use crate::boundary::error::{Failure, Result, guard, guard_status};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
-use crate::boundary::options::{self, UNTORN_CREATE, untorn_options};
+use crate::boundary::options::{self, UNTORN_CLASS_MEMORY, UNTORN_CLASS_PROCESS, UNTORN_CREATE, untorn_options};
 use crate::boundary::versioned::{self, Versioned};
 use crate::stores::file::{untorn_file, with_files};
 use crate::stores::map::tracker_of;
@@ -123,9 +123,14 @@ pub struct untorn_heap_options {
     /// speed of earlier cuts, writing the changes so far would otherwise take longer. A program that stores faster
     /// than the disk writes is not slowed down. 0: no limit.
     pub cut_within_ms: u64,
+    /// With UNTORN_HEAP_LIVE: the class that the heap's working memory must have. UNTORN_CLASS_MEMORY: the memory survives
+    /// kernel crashes and power cuts, because it is on byte-addressable memory (UNTORN_LIVE_DIR); elsewhere
+    /// UNTORN_E_UNSUPPORTED. UNTORN_CLASS_PROCESS: it survives the end of the process alone, wherever it is. 0:
+    /// UNTORN_CLASS_MEMORY where that is possible.
+    pub live_class: u64,
 }
 
-const _: () = assert!(size_of::<untorn_heap_options>() == 56, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_heap_options>() == 64, "members may be added at the end, never removed");
 
 // SAFETY: numbers.
 unsafe impl Versioned for untorn_heap_options {
@@ -190,6 +195,10 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     }
     if options.cut_within_ms != 0 {
         result = result.cut_within(Duration::from_millis(options.cut_within_ms));
+    }
+    match options.live_class {
+        0 => {}
+        class => result = result.live_class(options::class(u32::try_from(class).unwrap_or(u32::MAX))?),
     }
     if options.flags & UNTORN_HEAP_QUIET != 0 {
         // SAFETY: the caller's promise, which the flag states.
@@ -324,6 +333,28 @@ pub extern "C" fn untorn_heap_live_start(heap: *const untorn_heap) -> c_int {
             }))
         })
     })
+}
+
+/// Returns the class of a live heap's working memory: UNTORN_CLASS_MEMORY or UNTORN_CLASS_PROCESS; 0: the heap was not
+/// opened with UNTORN_HEAP_LIVE. -1 with EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_heap_live_class(heap: *const untorn_heap) -> c_int {
+    guard(-1, || {
+        with_heap(heap, |heap| {
+            Ok(heap.live().map_or(0, |live| match live.class {
+                FailureClass::Memory => UNTORN_CLASS_MEMORY as c_int,
+                _ => UNTORN_CLASS_PROCESS as c_int,
+            }))
+        })
+    })
+}
+
+/// Makes bytes of a live heap durable that were stored outside of sections and of untorn_heap_begin() and
+/// untorn_heap_end(), if its memory is of UNTORN_CLASS_MEMORY and its lines need flushes. Does nothing otherwise. Returns 0,
+/// or -1: EINVAL (the bytes are not in the heap), EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_heap_flush(heap: *mut untorn_heap, address: *const c_void, len: usize) -> c_int {
+    guard_status(|| with_heap(heap, |heap| Ok(heap.flush(address.cast(), len)?)))
 }
 
 /// Holds off commits until untorn_heap_release_cuts() in the same thread: for changes in steps each of which leaves

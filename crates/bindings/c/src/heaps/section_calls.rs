@@ -317,4 +317,4 @@ pub unsafe extern "C" fn untorn_live_unlock(writer: *mut c_void, mutex: *mut unt
 }
 
 /// The version of the layouts of `LogWriter` and `MarkTable`; `live/hooks.c` has the same number.
-const HOOKS_VERSION: u32 = 4;
+const HOOKS_VERSION: u32 = 5;

@@ -1,17 +1,25 @@
 //! Memory that outlives the process that stores to it, until the machine goes down: a file in memory (tmpfs).
 //!
 //! ```text
-//! /dev/shm/untorn-UID/heap-DEVICE-INODE     UNTORN_LIVE_DIR instead of /dev/shm, if it is set
+//! /dev/shm/untorn-UID/heap-DEVICE-INODE     UNTORN_LIVE_DIR instead of /dev/shm, if it is set; FILESYSTEM instead of
+//!                                           DEVICE, if the memory is to survive a boot (`LiveMedium`)
 //! head     68 MiB, for bookkeeping; mapped by itself. Most of it is a hole until room in it is reserved
 //! body     the contents of the mapping (`SharedMapping`)
 //! ```
 //!
 //! Memory is allocated before a program stores to it, because a store to tmpfs without room raises `SIGBUS`.
+//!
+//! On byte-addressable memory the file is mapped with `MAP_SYNC`: the kernel promises that a page which can be stored to
+//! is where it is also after a power cut. The length, and the names, are flushed by calls before they are relied on.
 
 use crate::descriptors::descriptor::{Fd, above_standard};
+use crate::descriptors::fork::process_generation;
+use crate::live::live_medium::{LiveMedium, SYNCED};
 use crate::live::shared_mapping::{LIVE_HEAD_BYTES, SharedMapping, allocate, write_all};
+use crate::mapping::line_flushes::{LineEvent, note};
 use crate::mapping::{MapRequest, Mapping};
 use crate::storage::File;
+use parking_lot::RwLock;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -21,6 +29,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Bytes of the head that are always allocated.
@@ -32,8 +41,28 @@ const TRIES: usize = 100;
 /// A file in memory.
 pub struct LiveMemory {
     path: PathBuf,
-    file: Fd,
+    file: Arc<Fd>,
     head: NonNull<u8>,
+    /// The head is mapped with `MAP_SYNC`.
+    is_synced: bool,
+    /// The memory is used as one that survives a power cut.
+    is_durable: AtomicBool,
+    generation: u64,
+}
+
+/// The addresses of the heads of this process, each with its file.
+static HEADS: RwLock<Vec<(usize, Arc<Fd>)>> = RwLock::new(Vec::new());
+
+/// Makes everything durable that is in the live memory with this head: returns behind the flush. Does nothing if the
+/// memory is gone.
+pub fn sync_live_memory(head: NonNull<u8>) -> io::Result<()> {
+    let head = head.as_ptr() as usize;
+    let file = HEADS.read().iter().find(|one| one.0 == head).map(|one| one.1.clone());
+    if let Some(file) = file {
+        rustix::io::retry_on_intr(|| fs::fsync(file.own().map_err(|_| Errno::BADF)?))?;
+        note(LineEvent::Sync(head));
+    }
+    Ok(())
 }
 
 // SAFETY: an address of shared memory; each user of the address states how it is used.
@@ -50,6 +79,13 @@ pub fn live_memory_top() -> PathBuf {
 /// The path of the live memory of a file that a user owns.
 pub fn live_memory_path(uid: u32, device: u64, inode: u64) -> PathBuf {
     live_memory_top().join(format!("untorn-{uid}")).join(format!("heap-{device:x}-{inode:x}"))
+}
+
+/// The path of live memory that is to survive a boot. The number of a device may be another one then, so the file system
+/// of the heap's file is named by its own identity ([`crate::file_system_id`]).
+pub fn lasting_memory_path(uid: u32, file_system: &[u8; 16], inode: u64) -> PathBuf {
+    let file_system = u128::from_le_bytes(*file_system);
+    live_memory_top().join(format!("untorn-{uid}")).join(format!("heap-{file_system:032x}-{inode:x}"))
 }
 
 /// Makes the user's directory, or checks that an existing one belongs to this user alone.
@@ -115,6 +151,13 @@ pub(crate) fn open_of(path: &Path, uid: u32, access: OFlags) -> io::Result<(Owne
 }
 
 impl LiveMemory {
+    /// The medium of live memory in this user's directory, which is made if it is missing. `on_trial`: the file system is
+    /// taken for one on byte-addressable memory.
+    pub fn medium_of(dir: &Path, on_trial: bool) -> io::Result<LiveMedium> {
+        make_directory(dir)?;
+        LiveMedium::of_directory(dir, on_trial)
+    }
+
     /// Makes a new file of this name, owned by this user, without a body. An older file of this name is removed.
     pub fn create(path: &Path) -> io::Result<LiveMemory> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -158,11 +201,42 @@ impl LiveMemory {
     fn of(path: &Path, file: OwnedFd) -> io::Result<LiveMemory> {
         let both = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping.
-        let head = unsafe { mm::mmap(std::ptr::null_mut(), LIVE_HEAD_BYTES, both, MapFlags::SHARED, &file, 0)? };
+        let map = |how| unsafe { mm::mmap(std::ptr::null_mut(), LIVE_HEAD_BYTES, both, how, &file, 0) };
+        let (head, is_synced) = match map(SYNCED) {
+            Ok(head) => (head, true),
+            Err(_) => (map(MapFlags::SHARED)?, false),
+        };
         // SAFETY: the mapping just made. A forked child is another process, and stores to no memory of its parent.
         let _ = unsafe { mm::madvise(head, LIVE_HEAD_BYTES, Advice::LinuxDontFork) };
         let head = NonNull::new(head.cast()).ok_or(Errno::NOMEM)?;
-        Ok(LiveMemory { path: path.to_owned(), file: Fd::new(file)?, head })
+        let (path, file) = (path.to_owned(), Arc::new(Fd::new(file)?));
+        HEADS.write().push((head.as_ptr() as usize, file.clone()));
+        Ok(LiveMemory { path, file, head, is_synced, is_durable: AtomicBool::new(false), generation: process_generation() })
+    }
+
+    /// Whether the memory can survive a power cut: the file is on byte-addressable memory.
+    pub fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// From now on, the memory is used as one of this medium. [`LiveMemory::map`] comes after this.
+    pub fn set_medium(&self, medium: LiveMedium) {
+        self.is_durable.store(medium.survives_power(), Relaxed);
+    }
+
+    /// Makes everything durable that is in the memory, and its length.
+    pub fn sync(&self) -> io::Result<()> {
+        sync_live_memory(self.head)
+    }
+
+    /// Makes the name of the file durable, and that of its directory.
+    pub fn sync_names(&self) -> io::Result<()> {
+        for dir in self.path.ancestors().skip(1).take(2) {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
+            let dir = fs::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }, flags, Mode::empty())?;
+            rustix::io::retry_on_intr(|| fs::fsync(&dir))?;
+        }
+        Ok(())
     }
 
     /// The path of the file.
@@ -218,7 +292,9 @@ impl LiveMemory {
         let file = above_standard(|| fs::open(again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))?;
         // Bytes beyond this would reappear instead of zeros.
         fs::ftruncate(&file, LIVE_HEAD_BYTES as u64 + present)?;
-        Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present)?))
+        let is_durable = self.is_durable.load(Relaxed);
+        let how = if is_durable && self.is_synced { SYNCED } else { MapFlags::SHARED };
+        Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present, (how, is_durable))?))
     }
 
     /// Removes the name, if it still belongs to this file, so that nobody finds the memory any more.
@@ -304,6 +380,11 @@ impl FoundMemory {
 
 impl Drop for LiveMemory {
     fn drop(&mut self) {
+        let head = self.head.as_ptr() as usize;
+        // In a forked child, a thread that is not there may have the lock.
+        if self.generation == process_generation() {
+            HEADS.write().retain(|one| one.0 != head);
+        }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // The addresses stay mapped, because a thread that ends a change of a closing heap may be about to store there.
         // SAFETY: over the mapping that `of` made, and nothing else.

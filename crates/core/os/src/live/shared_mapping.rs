@@ -14,6 +14,7 @@ use crate::storage::read_write::read_full_at;
 use parking_lot::Mutex;
 use rustix::fs::{self, FallocateFlags, SeekFrom};
 use rustix::io::Errno;
+use rustix::mm::MapFlags;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -30,6 +31,10 @@ pub(crate) struct SharedMapping {
     path: PathBuf,
     file: Fd,
     data: Arc<dyn File>,
+    /// How the file is mapped.
+    how: MapFlags,
+    /// The length and the blocks of the file are durable before its new part is used.
+    is_durable: bool,
     /// End of the part that is allocated and mapped.
     end: Mutex<u64>,
 }
@@ -75,9 +80,11 @@ impl SharedMapping {
         data: Arc<dyn File>,
         request: &MapRequest,
         present: u64,
+        (how, is_durable): (MapFlags, bool),
     ) -> io::Result<SharedMapping> {
         let inner = LinuxMapping::of(file.try_clone()?, request)?;
-        let mapping = SharedMapping { inner, path: path.to_owned(), file: Fd::new(file)?, data, end: Mutex::new(0) };
+        let (path, file, end) = (path.to_owned(), Fd::new(file)?, Mutex::new(0));
+        let mapping = SharedMapping { inner, path, file, data, how, is_durable, end };
         mapping.reach(present)?;
         Ok(mapping)
     }
@@ -94,7 +101,10 @@ impl SharedMapping {
             if hole.map_or(true, |hole| hole < in_file(wanted)) {
                 allocate(&file, in_file(old), wanted - old).map_err(|e| self.full(e, wanted))?;
             }
-            self.inner.map_shared(old..wanted, in_file(old))?;
+            if self.is_durable {
+                fs::fdatasync(&file)?;
+            }
+            self.inner.map_shared(old..wanted, in_file(old), self.how)?;
             *end = wanted;
         }
         Ok(old)

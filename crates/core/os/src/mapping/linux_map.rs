@@ -128,11 +128,12 @@ impl LinuxMapping {
         }
     }
 
-    /// Maps a range of a file in memory, at an offset of that file. Stores reach the file at once.
-    pub(crate) fn map_shared(&self, range: Range<u64>, offset: u64) -> io::Result<()> {
+    /// Maps a range of a file in memory, at an offset of that file. Stores reach the file at once. `how` is
+    /// `MapFlags::SHARED`, or the flags of memory whose stores need no call to be durable.
+    pub(crate) fn map_shared(&self, range: Range<u64>, offset: u64, how: MapFlags) -> io::Result<()> {
         let (at, len) = self.address_and_len(&range);
         // SAFETY: as in `show`.
-        unsafe { mm::mmap(at, len, self.protection, MapFlags::SHARED | MapFlags::FIXED, self.file.own()?, offset)? };
+        unsafe { mm::mmap(at, len, self.protection, how | MapFlags::FIXED, self.file.own()?, offset)? };
         // SAFETY: the range just mapped. A forked child is another process, and stores to no memory of its parent.
         let _ = unsafe { mm::madvise(at, len, Advice::LinuxDontFork) };
         self.watch(&range)

@@ -431,6 +431,10 @@ impl Storage for Linux {
         START.get_or_init(Instant::now).elapsed()
     }
 
+    fn is_on_trial(&self) -> bool {
+        self.on_trial
+    }
+
     fn shows_another(&self) -> bool {
         let kind = self.root.get().ok().and_then(|root| fs::fstatfs(root).ok()).map(|st| st.f_type as u32);
         kind.is_some_and(|kind| [OVERLAYFS_MAGIC, FUSE_MAGIC].contains(&kind))

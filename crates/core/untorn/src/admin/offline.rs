@@ -11,6 +11,7 @@ use crate::engine::options::{Readers, StoreOptions};
 use crate::engine::paths::error_paths::error_in_store;
 use crate::heap::handle::pointers;
 use crate::heap::image::check::{Checker, HeapImage};
+use crate::heap::live::memory_file::Identity;
 use crate::heap::live::outlook::{Named, outlook};
 use crate::heap::live::{self, LiveMemoryFound};
 use crate::heap::log::live_head::START_BYTES;
@@ -30,7 +31,7 @@ use untorn_journal::scanning::scan::read_header;
 use untorn_journal::slots::slot_dir::SlotDir;
 use untorn_journal::undo::index::NAMES_DIR;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
+use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, file_system_id, memory_limit, shown_by};
 
 pub use crate::admin::adopt::{Adoption, adopt};
 pub use crate::admin::inspection::{Inspection, PendingFile, RecordInfo, inspect};
@@ -214,7 +215,9 @@ fn look_at_live(heap: &Recoverable, meta: &Meta, storage: &dyn Storage, path: &P
     let mut start = [0; START_BYTES];
     heap.read(&mut start, 0)?;
     let boot = storage.boot_id().context("read the boot id for", path)?;
-    let named = Named { path, boot, device: meta.device, inode: meta.inode, start: &start };
+    let file_system = std::fs::File::open(path).ok().and_then(file_system_id);
+    let identity = Identity { device: meta.device, inode: meta.inode, file_system };
+    let named = Named { path, boot, identity, start: &start };
     Ok(outlook(&named).map(|(found, _)| found))
 }
 

@@ -25,6 +25,9 @@ pub enum FailureClass {
     /// Also kernel crashes and power cuts. One flush per commit.
     #[default]
     Power,
+    /// The class of a live heap's memory that survives kernel crashes and power cuts without a commit, because it is
+    /// byte-addressable memory ([`crate::heap::HeapOptions::live_class`]). No class of a store.
+    Memory,
     /// Also the loss of the machine. The commits of a store are of class `power` first, and of this one when the slot of
     /// [`StoreOptions::remote`] has acknowledged them: [`crate::Ticket::wait_for`] and [`crate::Gate::output_when`] wait
     /// for that.
@@ -206,6 +209,10 @@ impl StoreOptions {
     /// Checks that the options agree.
     pub(crate) fn check(&self) -> Result<()> {
         match (self.class, &self.remote) {
+            (FailureClass::Memory, _) => Err(Error::invalid(
+                "class `memory` is one of live heaps: commits of a store are of class `power`, also where its journal is on \
+                 byte-addressable memory",
+            )),
             (FailureClass::Remote, _) => Err(Error::invalid(
                 "commits of a store are of class `power` first: name a slot by `remote`, and wait for class `remote` where \
                  that matters",

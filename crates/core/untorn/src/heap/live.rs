@@ -2,20 +2,24 @@
 //!
 //! The heap's file has a stamp that names the memory from which its last commit, a *cut*, came. An opening continues
 //! from that memory if the memory is of this boot, of this file and of this cut, and if no change in it was half done.
-//! Otherwise the heap is at its last cut, as any heap is at its last commit.
+//! Memory that survives a power cut may be of another boot. Otherwise the heap is at its last cut, as any heap is at its
+//! last commit.
 
 pub(super) mod cuts;
 pub(super) mod lost_memory;
+pub(crate) mod memory_file;
 pub(crate) mod outlook;
 pub(super) mod own_pages;
 
 use crate::engine::handles::file::File;
 use crate::engine::handles::map::Map;
-use crate::engine::handles::new_mapping::not_made_yet;
+use crate::engine::options::FailureClass;
 use crate::heap::image::check::{Checker, ChunkSet, HeapImage, HeapImageMut};
 use crate::heap::image::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
 use crate::heap::live::cuts::StopTimes;
-use crate::heap::log::live_head::{LiveHead, Owner, Place, START_BYTES};
+use crate::heap::live::memory_file::{Identity, class_of};
+use crate::heap::log::flushing::Flushing;
+use crate::heap::log::live_head::{LiveHead, Owner, Place, START_BYTES, medium_in};
 use crate::heap::log::section_log::SectionLogs;
 use crate::heap::log::section_recovery::{self, Recovery};
 use crate::invariant;
@@ -30,7 +34,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use untorn_journal::directories::store_dir::STORE_DIR;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Errno, FileHandle, LiveMemory, holds, live_memory_path, live_memory_top};
+use untorn_os::{Errno, FileHandle, FoundMemory, Invariant, LiveMedium, LiveMemory, holds, live_memory_top};
 
 /// The state in which a live heap was when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +53,13 @@ pub enum LiveStart {
 pub struct LiveReport {
     /// The file in memory.
     pub memory: PathBuf,
+    /// The failures that the memory survives: [`FailureClass::Process`], or [`FailureClass::Memory`] if it is on
+    /// byte-addressable memory.
+    pub class: FailureClass,
+    /// Whether lines of the memory are flushed, because the caches are lost with the power. Then a power cut spares what
+    /// sections and guards of [`crate::heap::Heap::mutate`] have changed. Otherwise memory of class `memory` keeps every
+    /// store.
+    pub flushes: bool,
     /// How the heap began.
     pub start: LiveStart,
     /// Sections that had not ended when the process did, and were undone.
@@ -63,6 +74,8 @@ pub struct LiveReport {
 pub(crate) struct Working {
     memory: Arc<LiveMemory>,
     pub head: LiveHead,
+    /// The medium that this opening has chosen.
+    medium: LiveMedium,
     uid: u32,
     start: LiveStart,
     /// Blocks that undone sections had allocated, and blocks that completed sections had freed.
@@ -92,20 +105,10 @@ pub(crate) struct Resumable {
     pub address_space: u64,
 }
 
-/// The device and inode number of a heap's file.
-fn place(file: &File) -> Result<(u64, u64)> {
-    // If a crash left the file only in the journal, its data file is not open yet.
-    let state = file.store.readable(&file.shared)?;
-    let data = state.content.data.as_ref().ok_or_else(|| not_made_yet(state.path()))?;
-    let meta = data.meta().context("look at", state.path())?;
-    Ok((meta.device, meta.inode))
-}
-
 /// The owner that live memory must have to be that of a heap's file now.
-fn owner(file: &File, incarnation: [u8; 16]) -> Result<Owner> {
-    let (device, inode) = place(file)?;
+fn owner(file: &File, of: &Identity, incarnation: [u8; 16]) -> Result<Owner> {
     let boot = file.store.storage.boot_id().context("read the boot id for", file.path())?;
-    Ok(Owner { boot, incarnation, device, inode })
+    Ok(Owner { boot, incarnation, device: of.device, inode: of.inode })
 }
 
 /// Notes in the memory where its file is, for a process that rescues the memory.
@@ -188,56 +191,71 @@ pub(crate) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl F
     }
 }
 
+/// Removes memory of a process that was killed before the file named it, or after the file named it no more.
+fn remove_left(of: &Identity, uid: u32) {
+    for path in of.paths(uid) {
+        // On a copy of the file system, another heap may use it.
+        let _ = FoundMemory::open(&path).and_then(|found| found.remove_unused());
+    }
+}
+
 /// Looks for the memory that a heap's file names, and undoes the unfinished changes in it, if that is possible.
 ///
 /// # Errors
 /// The memory may exist, but this user has no access to it.
 pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<FoundLive> {
+    let of = Identity::of(file)?;
     let Some(stamp) = Stamp::read(start) else {
-        // Removes memory of a process that was killed before the file named it, or after the file named it no more.
-        let (device, inode) = place(file)?;
-        let path = live_memory_path(file.store.storage.effective_user(), device, inode);
-        let _ = std::fs::remove_file(path);
+        remove_left(&of, file.store.storage.effective_user());
         return Ok(FoundLive::Nothing);
     };
-    let owner = owner(file, stamp.incarnation)?;
-    let path = live_memory_path(stamp.uid, owner.device, owner.inode);
-    let last_cut = |why: &str| Ok(FoundLive::LastCut(format!("{}: {why}", path.display())));
-    let mut memory = match LiveMemory::open(&path, stamp.uid) {
-        Ok(memory) => memory,
-        Err(e) => return last_cut(&not_there(e, &path, stamp.uid, || file.path())?),
-    };
-    match mend(&mut memory, &owner, &stamp)? {
-        Ok(Mended { recovery, header, bytes }) => {
-            if recovery.incomplete + recovery.cascaded > 0 {
-                tracing::info!(
-                    id = "untorn.heap.undone",
-                    memory = %path.display(),
-                    incomplete = recovery.incomplete,
-                    cascaded = recovery.cascaded,
-                    "undid sections that had not ended, and sections that had seen their changes"
-                );
+    let owner = owner(file, &of, stamp.incarnation)?;
+    let (mut why, mut missing) = (None, None);
+    for path in of.paths(stamp.uid) {
+        let mut memory = match LiveMemory::open(&path, stamp.uid) {
+            Ok(memory) => memory,
+            Err(e) => {
+                let is_missing = e.kind() == ErrorKind::NotFound;
+                let told = not_there(e, &path, stamp.uid, || file.path())?;
+                *(if is_missing { &mut missing } else { &mut why }) = Some(format!("{}: {told}", path.display()));
+                continue;
             }
-            // SAFETY: mapped by the memory, for ever.
-            let head = unsafe { LiveHead::at(memory.head()) };
-            note_place(&head, file);
-            let working = Working {
-                memory: Arc::new(memory),
-                head,
-                uid: stamp.uid,
-                start: LiveStart::WentOn,
-                unfreed: recovery.free,
-                undone: (recovery.incomplete, recovery.cascaded),
-                stops: Mutex::default(),
-                copied_pages: AtomicU64::new(0),
-            };
-            Ok(FoundLive::Resumable(Resumable { working, bytes, address_space: header.address_space }))
-        }
-        Err(problem) => {
-            let _ = memory.remove();
-            last_cut(&problem)
+        };
+        match mend(&mut memory, &owner, &stamp)? {
+            Ok(mended) => return Ok(FoundLive::Resumable(resumable(file, owner, memory, stamp.uid, mended))),
+            Err(problem) => {
+                // SAFETY: mapped by the memory, for ever.
+                if !unsafe { LiveHead::at(memory.head()) }.is_elsewhere(&owner) {
+                    let _ = memory.remove();
+                }
+                why = Some(format!("{}: {problem}", path.display()));
+            }
         }
     }
+    // A memory that is there says more than one that is not.
+    Ok(FoundLive::LastCut(why.or(missing).unwrap_or_default()))
+}
+
+/// Memory from which a heap continues, after its unfinished changes were undone.
+fn resumable(file: &File, owner: Owner, memory: LiveMemory, uid: u32, mended: Mended) -> Resumable {
+    let Mended { recovery, header, bytes } = mended;
+    if recovery.incomplete + recovery.cascaded > 0 {
+        tracing::info!(
+            id = "untorn.heap.undone",
+            memory = %memory.path().display(),
+            incomplete = recovery.incomplete,
+            cascaded = recovery.cascaded,
+            "undid sections that had not ended, and sections that had seen their changes"
+        );
+    }
+    // SAFETY: mapped by the memory, for ever.
+    let head = unsafe { LiveHead::at(memory.head()) };
+    // The device may have another number in this boot.
+    head.set_owner(owner);
+    note_place(&head, file);
+    let undone = (recovery.incomplete, recovery.cascaded);
+    let working = Working { unfreed: recovery.free, undone, ..Working::of(memory, head, uid, LiveStart::WentOn) };
+    Resumable { working, bytes, address_space: header.address_space }
 }
 
 /// A heap in live memory after its unfinished changes were undone; only blocks are still to be freed.
@@ -262,6 +280,8 @@ pub(crate) fn mend(
         return Ok(Err(problem.to_owned()));
     }
     head.undo(|bytes, offset| memory.write(bytes, offset))?;
+    head.flushing().sync(invariant::LIVE_MENDED_DURABLE).context("flush", memory.name())?;
+    head.forget_saved();
     let Some(recovery) = undo_sections(memory)? else {
         return Ok(Err("the logs of its sections are invalid".to_owned()));
     };
@@ -287,6 +307,9 @@ fn undo_sections(memory: &mut dyn Mendable) -> Result<Option<Recovery>> {
     };
     let Some(recovery) = recovered else { return Ok(None) };
     recovery.restore.iter().try_for_each(|old| memory.write(&old.bytes, (old.address - base) as u64))?;
+    // SAFETY: as above.
+    let flushing = unsafe { Flushing::at(memory.own()) };
+    flushing.sync(invariant::LIVE_MENDED_DURABLE).context("flush", memory.name())?;
     Ok(Some(recovery))
 }
 
@@ -317,15 +340,30 @@ fn heap_in(memory: &dyn Mendable) -> Result<std::result::Result<(Header, u64), S
 }
 
 impl Working {
-    /// Makes new memory for a heap's file, which does not name it yet.
-    pub(crate) fn create(file: &File, start: LiveStart) -> Result<Working> {
+    fn of(memory: LiveMemory, head: LiveHead, uid: u32, start: LiveStart) -> Working {
+        Working {
+            memory: Arc::new(memory),
+            head,
+            medium: head.medium(),
+            uid,
+            start,
+            unfreed: Vec::new(),
+            undone: (0, 0),
+            stops: Mutex::default(),
+            copied_pages: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes new memory for a heap's file, which does not name it yet. `wanted`: the class that the program requires.
+    pub(crate) fn create(file: &File, start: LiveStart, wanted: Option<FailureClass>) -> Result<Working> {
         let mut incarnation = [0; 16];
         while incarnation == [0; 16] {
             file.random(&mut incarnation)?;
         }
-        let owner = owner(file, incarnation)?;
+        let of = Identity::of(file)?;
+        let owner = owner(file, &of, incarnation)?;
         let uid = file.store.storage.effective_user();
-        let path = live_memory_path(uid, owner.device, owner.inode);
+        let (medium, path) = memory_file::choose(file, &of, wanted, None)?;
         let memory = LiveMemory::create(&path).map_err(|e| match e.kind() {
             ErrorKind::NotFound => Error::Unsupported {
                 path: file.path(),
@@ -339,19 +377,39 @@ impl Working {
         })?;
         // SAFETY: mapped by the memory, for ever.
         let head = unsafe { LiveHead::at(memory.head()) };
-        head.init(owner);
+        head.init(owner, medium);
+        memory.set_medium(medium);
         note_place(&head, file);
-        let (memory, stops) = (Arc::new(memory), Mutex::default());
-        Ok(Working {
-            memory,
-            head,
-            uid,
-            start,
-            unfreed: Vec::new(),
-            undone: (0, 0),
-            stops,
-            copied_pages: AtomicU64::new(0),
-        })
+        Ok(Working::of(memory, head, uid, start))
+    }
+
+    /// Chooses the medium of memory from which a live opening continues: the hardware, or the program's choice, may be
+    /// another one now. [`Working::settle_sections`] records it.
+    pub(crate) fn choose_medium(&mut self, file: &File, wanted: Option<FailureClass>) -> Result<()> {
+        let (medium, _) = memory_file::choose(file, &Identity::of(file)?, wanted, Some(self.memory.path()))?;
+        self.memory.set_medium(medium);
+        self.medium = medium;
+        // A killed process has left stores that it did not flush.
+        self.head.flushing().sync(invariant::LIVE_MENDED_DURABLE).context("flush", self.memory.path())
+    }
+
+    /// Makes everything durable that is in the memory, if that needs a flush.
+    pub(crate) fn flush_all(&self, needed: Invariant) -> Result<()> {
+        self.head.flushing().sync(needed).context("flush", self.memory.path())
+    }
+
+    /// Makes everything durable that is in the memory.
+    fn sync(&self) -> Result<()> {
+        self.memory.sync().context("flush", self.memory.path())
+    }
+
+    /// Makes new memory durable, if it survives a power cut, before the heap's file names it.
+    pub(crate) fn make_durable(&self) -> Result<()> {
+        if self.head.medium().survives_power() {
+            self.sync()?;
+            self.memory.sync_names().context("flush the directory of", self.memory.path())?;
+        }
+        Ok(())
     }
 
     pub(crate) fn memory(&self) -> &Arc<LiveMemory> {
@@ -363,9 +421,15 @@ impl Working {
         std::mem::take(&mut self.unfreed)
     }
 
-    /// Empties the logs of sections, once everything that they require is done.
-    pub(crate) fn settle_sections(&self) {
+    /// Empties the logs of sections, once everything that they require is done. The memory is of the chosen medium from
+    /// now on.
+    pub(crate) fn settle_sections(&self) -> Result<()> {
         self.logs().settle_all();
+        if self.head.medium() != self.medium && self.medium.survives_power() {
+            self.sync()?;
+        }
+        self.head.flushing().set_medium(self.medium);
+        Ok(())
     }
 
     pub(crate) fn logs(&self) -> SectionLogs {
@@ -393,7 +457,9 @@ impl Working {
     pub(crate) fn report(&self) -> LiveReport {
         let (undone, cascaded) = self.undone;
         let (memory, start) = (self.memory.path().to_owned(), self.start.clone());
-        LiveReport { memory, start, undone, cascaded, stops: *self.stops.lock() }
+        let medium = self.medium;
+        let (class, flushes) = (class_of(medium), medium.is_flushed());
+        LiveReport { memory, class, flushes, start, undone, cascaded, stops: *self.stops.lock() }
     }
 
     /// Makes the next commit a cut of this memory; returns the cut's number.
@@ -443,15 +509,21 @@ pub struct LiveMemoryFound {
     pub memory: PathBuf,
     /// Bytes that the memory takes.
     pub bytes: u64,
+    /// The failures that the memory survives: [`FailureClass::Process`] or [`FailureClass::Memory`]. None: this user cannot
+    /// read it, or it is of another version.
+    pub class: Option<FailureClass>,
 }
 
 /// The live memory of a file, made by the file's owner or by this user, with any contents.
 fn memory_of(path: &Path) -> Option<LiveMemoryFound> {
     let meta = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let users = [rustix::process::geteuid().as_raw(), meta.uid()];
-    let paths = users.map(|uid| live_memory_path(uid, meta.dev(), meta.ino()));
-    let found = paths.into_iter().find_map(|path| Some((std::fs::symlink_metadata(&path).ok()?.blocks() * 512, path)));
-    found.map(|(bytes, memory)| LiveMemoryFound { path: path.to_owned(), memory, bytes })
+    let of = Identity::at(path, &meta);
+    let found = users.into_iter().flat_map(|uid| of.paths(uid)).find_map(|path| Some((std::fs::symlink_metadata(&path).ok()?.blocks() * 512, path)));
+    found.map(|(bytes, memory)| {
+        let class = FoundMemory::open(&memory).ok().and_then(|found| medium_in(&found)).map(class_of);
+        LiveMemoryFound { path: path.to_owned(), memory, bytes, class }
+    })
 }
 
 /// The live memory of a file, or of the files in a directory.

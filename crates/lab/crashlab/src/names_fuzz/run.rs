@@ -68,7 +68,7 @@ pub(super) fn text(what: &str) -> impl Fn(Error) -> String + '_ {
 
 pub(super) fn other(class: FailureClass) -> FailureClass {
     match class {
-        FailureClass::Power | FailureClass::Remote => FailureClass::Process,
+        FailureClass::Power | FailureClass::Memory | FailureClass::Remote => FailureClass::Process,
         FailureClass::Process => FailureClass::Power,
     }
 }

@@ -28,7 +28,7 @@ fn stage_number(stage: &Option<Stage<'_>>) -> u8 {
 
 fn other(class: FailureClass) -> FailureClass {
     match class {
-        FailureClass::Power | FailureClass::Remote => FailureClass::Process,
+        FailureClass::Power | FailureClass::Memory | FailureClass::Remote => FailureClass::Process,
         FailureClass::Process => FailureClass::Power,
     }
 }

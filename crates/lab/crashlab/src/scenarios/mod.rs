@@ -6,6 +6,7 @@ mod heap;
 mod index;
 mod kept_log;
 mod live;
+mod live_power;
 mod name;
 mod opening;
 mod owners;
@@ -89,5 +90,9 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_cut_undoes_what_has_not_ended", live::a_cut_undoes_what_has_not_ended),
     ("a_cut_is_of_one_moment", live::a_cut_is_of_one_moment),
     ("what_a_live_heap_had_is_committed", live::what_a_live_heap_had_is_committed),
+    ("sections_survive_power_cuts", live_power::sections_survive_power_cuts),
+    ("sections_of_threads_survive_power_cuts", live_power::sections_of_threads_survive_power_cuts),
+    ("what_a_heap_in_memory_told_is_durable", live_power::what_a_heap_in_memory_told_is_durable),
+    ("released_segments_are_zeros_after_a_power_cut", live_power::released_segments_are_zeros_after_a_power_cut),
     ("a_race_is_told_and_the_commit_takes_place", heap::a_race_is_told_and_the_commit_takes_place),
 ];

@@ -9,6 +9,7 @@ use crate::siblings;
 use crate::sqlite_files;
 use clap::Args;
 use std::path::Path;
+use untorn::FailureClass;
 use untorn::heap::{HeapReport, LiveMemoryFound, NextStart};
 use untorn::offline::{self, Inspection};
 use untorn_terminal::table::{bytes, count};
@@ -142,6 +143,10 @@ fn live_text(found: &HeapReport, live: &[LiveMemoryFound]) -> String {
              continues from them; `--gc`, `untorn rescue` and `untorn eject` bring them into the file\n"
         ),
     };
+    if outlook.class == FailureClass::Memory {
+        let how = if outlook.flushes { "sections and guarded changes in it survive" } else { "it survives" };
+        text.push_str(&format!("note     the memory is of class memory: {how} a power cut\n"));
+    }
     if outlook.undone > 0 {
         let undone = count(outlook.undone as u64, "section that had not ended", "sections that had not ended");
         let cascaded = match outlook.cascaded {

@@ -9,7 +9,7 @@ use serde_json::json;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use untorn::Error;
+use untorn::{Error, FailureClass};
 use untorn::offline::{self, Inspection, SlotInfo};
 use untorn_terminal::table::{bytes, count, pairs};
 use untorn_terminal::{Failure, Output};
@@ -196,7 +196,8 @@ pub fn text(found: &Inspection) -> String {
     for live in &found.live_memory {
         let (name, size, memory) = (live.path.display(), bytes(live.bytes), live.memory.display());
         let which = if live.path == found.path { String::new() } else { format!("{name}  ") };
-        text += &format!("  live     {which}{size}  {memory}\n");
+        let class = if live.class == Some(FailureClass::Memory) { "  survives a power cut" } else { "" };
+        text += &format!("  live     {which}{size}  {memory}{class}\n");
     }
     for left in found.left_marks.iter().filter(|left| !left.seen) {
         text += &format!("  mark     {}\n", left.problem());

@@ -91,6 +91,7 @@ impl Ticket {
                     "the store's commits do not become remote: open it with the option `remote`, which names a slot",
                 )
             }),
+            FailureClass::Memory => Err(Error::invalid("no commit is of class `memory`, which is one of live heaps")),
             FailureClass::Power if self.class == FailureClass::Process => {
                 Err(Error::invalid("the store is of class `process`: its commits do not survive a power cut"))
             }

@@ -54,12 +54,14 @@ impl Backing for Body {
         }
         let groups = (self.map.len() as usize / SEGMENT_BYTES).div_ceil(INSIDES);
         self.map.resize((segments * SEGMENT_BYTES) as u64)?;
+        self.flush_all()?;
         (groups..segments.div_ceil(INSIDES)).for_each(|group| self.lock_header(group));
         if holds(invariant::HEAP_GROWS_WHOLE) { Ok(()) } else { self.map.msync() }
     }
 
     fn release(&self, offset: usize, bytes: usize) -> Result<()> {
-        self.file.zero(offset as u64, bytes as u64)
+        self.file.zero(offset as u64, bytes as u64)?;
+        self.flush_all()
     }
 
     fn unlock_header(&self, group: usize) -> Result<()> {
@@ -89,8 +91,13 @@ impl Backing for Body {
 }
 
 impl Body {
+    /// Makes zeros durable before the metadata says that they are zeros, in live memory that needs flushes.
+    fn flush_all(&self) -> Result<()> {
+        self.working.as_ref().map_or(Ok(()), |working| working.flush_all(invariant::LIVE_ZEROS_DURABLE))
+    }
+
     pub(crate) fn release_chunks(&self, chunks: Range<Number>) -> Result<()> {
-        self.release(chunks.start as usize * CHUNK_BYTES, chunks.len() * CHUNK_BYTES)
+        self.file.zero((chunks.start as usize * CHUNK_BYTES) as u64, (chunks.len() * CHUNK_BYTES) as u64)
     }
 
     pub(crate) fn corrupt(&self, detail: String) -> Error {

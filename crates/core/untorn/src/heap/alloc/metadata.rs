@@ -69,7 +69,7 @@ impl Metadata {
     /// of the space.
     pub(crate) fn settle(&self) {
         if let Some(live) = &self.live {
-            live.settle();
+            live.settle(self.base as usize);
         }
     }
 
@@ -134,7 +134,12 @@ impl Metadata {
         let at = unsafe { self.bitmap(number).add(word) };
         // An atomic store, as the process may end at any moment.
         // SAFETY: as above; every thread that reads or writes the word has the same lock.
-        unsafe { AtomicU64::from_ptr(at) }.store(bits, Relaxed);
+        let word = unsafe { AtomicU64::from_ptr(at) };
+        word.store(bits, Relaxed);
+        if let Some(live) = &self.live {
+            // Before anybody stores the address of a block, or gets one that was freed.
+            live.flushing().persist(invariant::LIVE_BITS_DURABLE, word);
+        }
         self.tell(at);
     }
 
@@ -235,6 +240,7 @@ mod tests {
                 unsafe { base.add(at as usize).copy_from(old.as_ptr(), old.len()) };
                 Ok::<(), ()>(())
             });
+            head.forget_saved();
             assert!(undone.is_ok() && bytes() == before, "{changes} changes");
         }
     }

@@ -20,6 +20,7 @@ use crate::heap::log::section_log::SectionLogs;
 use crate::heap::log::section_mark::{MarkedLock, Mode};
 use crate::heap::log::section_thread::SectionHeap;
 use crate::heap::log::sections::{Sections, is_same_opening};
+use crate::invariant;
 use parking_lot::RwLock;
 use std::ops::Range;
 use std::sync::Arc;
@@ -369,14 +370,16 @@ impl WeakHeap {
     pub(crate) fn change_whole(self, at: *mut u8, len: usize, change: impl FnOnce()) -> Result<()> {
         let live = self.lock_live()?;
         let working = live.as_ref().and_then(|live| live.body.working.as_ref());
+        let base = live.as_ref().map_or(0, |live| live.body.map.as_ptr() as usize);
         if let Some(working) = working {
-            let base = live.as_ref().map_or(0, |live| live.body.map.as_ptr() as usize);
+            // The change may lead to bytes that nobody has flushed.
+            working.flush_all(invariant::LIVE_ROOT_SYNCED)?;
             // SAFETY: bytes of the heap, which the caller alone changes.
             working.head.save(at as usize - base, unsafe { std::slice::from_raw_parts(at, len) });
         }
         change();
         if let Some(working) = working {
-            working.head.settle();
+            working.head.settle(base);
         }
         Ok(())
     }

@@ -6,11 +6,12 @@ use crate::engine::handles::map::Map;
 use crate::engine::handles::map_options::MapOptions;
 use crate::engine::handles::new_mapping::LiveInit;
 use crate::engine::handles::store::Store;
-use crate::engine::options::{FileOptions, StoreOptions};
+use crate::engine::options::{FailureClass, FileOptions, StoreOptions};
 use crate::heap::alloc::body::{Body, segments_of};
 use crate::heap::alloc::registry;
 use crate::heap::image::layout::*;
 use crate::heap::live::cuts::Cuts;
+use crate::heap::live::memory_file::check_wanted;
 use crate::heap::live::own_pages;
 use crate::heap::live::{self, FoundLive, LiveStart, Working};
 use crate::heap::log::live_head::START_BYTES;
@@ -43,6 +44,7 @@ pub struct HeapOptions {
     cuts: Cuts,
     cut_every: Option<Duration>,
     cut_within: Option<Duration>,
+    live_class: Option<FailureClass>,
 }
 
 impl Default for HeapOptions {
@@ -60,6 +62,7 @@ impl Default for HeapOptions {
             cuts: Cuts::Stop,
             cut_every: None,
             cut_within: None,
+            live_class: None,
         }
     }
 }
@@ -159,6 +162,15 @@ impl HeapOptions {
         self
     }
 
+    /// Requires memory of this class of a live heap. [`FailureClass::Memory`]: the memory survives kernel crashes and power
+    /// cuts, because it is on byte-addressable memory; opening fails elsewhere. [`FailureClass::Process`]: it survives the
+    /// end of the process alone, wherever it is. Default: class `memory` where the memory is on such memory, and the store
+    /// is of class `power`; [`LiveReport::class`](crate::heap::LiveReport::class) says which.
+    pub fn live_class(mut self, class: FailureClass) -> Self {
+        self.live_class = Some(class);
+        self
+    }
+
     /// Sets how a cut of a live heap treats threads that store. Default: [`Cuts::Stop`]. A commit together with other
     /// files ([`Heap::syncv`]) and the last commit ([`Heap::close`]) wait for guards and sections in either case.
     pub fn cuts(mut self, cuts: Cuts) -> Self {
@@ -239,6 +251,10 @@ impl HeapOptions {
         if self.live && self.map.is_explicit() {
             return Err(Error::invalid("a live heap finds stores by itself: it cannot have the tracker `explicit`"));
         }
+        check_wanted(self.live_class)?;
+        if self.live_class.is_some() && !self.live {
+            return Err(Error::invalid("`live_class` needs a live heap"));
+        }
         if self.cut_every.is_some_and(|every| !self.live || every.is_zero()) {
             return Err(Error::invalid("`cut_every` needs a live heap and a time longer than zero"));
         }
@@ -270,7 +286,7 @@ impl HeapOptions {
                 "an address space of {space} bytes is larger than the range of addresses for heaps"
             )));
         }
-        let working = if self.live { Some(Working::create(file, LiveStart::New)?) } else { None };
+        let working = if self.live { Some(Working::create(file, LiveStart::New, self.live_class)?) } else { None };
         let made = self.make(file, working.as_ref(), space, addresses);
         if let (Err(_), Some(working)) = (&made, &working) {
             let _ = working.remove();
@@ -427,6 +443,7 @@ impl HeapOptions {
         match found {
             FoundLive::Resumable(live::Resumable { mut working, bytes, .. }) if self.live => {
                 let unfreed = working.take_unfreed();
+                working.choose_medium(file, self.live_class)?;
                 let map = file.map_live(map, working.memory(), LiveInit::Bytes(bytes))?;
                 working.go_on(&map)?;
                 Ok((map, Some(working), unfreed))
@@ -463,7 +480,7 @@ impl HeapOptions {
                     }
                     return Ok((map, None, Vec::new()));
                 }
-                let working = Working::create(file, start)?;
+                let working = Working::create(file, start, self.live_class)?;
                 let mapped = file.map_live(map, working.memory(), LiveInit::Nothing);
                 let named = mapped.and_then(|map| name(&working, &map).map(|()| map));
                 if named.is_err() {
@@ -495,7 +512,7 @@ fn free_left(heap: &Heap, blocks: &[usize]) -> Result<()> {
         unsafe { heap.free(block)? };
     }
     match &heap.body().working {
-        Some(working) => working.settle_sections(),
+        Some(working) => working.settle_sections()?,
         None if !blocks.is_empty() => heap.commit()?,
         None => {}
     }
@@ -504,6 +521,7 @@ fn free_left(heap: &Heap, blocks: &[usize]) -> Result<()> {
 
 /// Commits a heap, so that its file names this memory.
 fn name(working: &Working, map: &Map) -> Result<()> {
+    working.make_durable()?;
     let cut = working.begin_cut(map)?;
     map.msync()?;
     working.is_named(cut);

@@ -330,8 +330,9 @@ impl Heap {
         if done.is_ok() {
             entry.guard.forgive();
             if let Some(working) = &body.working {
-                working.head.forgive();
+                working.head.flushing().sync_or_note(invariant::LIVE_CHANGE_SYNCED);
                 entry.sections.forget();
+                working.head.forgive();
             }
         }
         done
@@ -480,6 +481,26 @@ impl Heap {
     #[expect(clippy::misnamed_getters, reason = "its own handle is nobody else's")]
     pub fn file(&self) -> &File {
         &self.shared.body.view
+    }
+
+    /// Makes bytes of a live heap durable that were stored outside of sections and guards of [`Heap::mutate`], if its memory
+    /// is of class `memory` and needs flushes ([`LiveReport::flushes`]). Does nothing otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the bytes are not in the heap.
+    pub fn flush(&self, address: *const u8, len: usize) -> Result<()> {
+        let (base, bytes) = self.memory();
+        let offset = (address as usize).wrapping_sub(base.as_ptr() as usize);
+        if offset.checked_add(len).is_none_or(|end| end > bytes) {
+            return Err(Error::invalid(format!("{len} bytes at address {address:p} are not in the heap")));
+        }
+        if let Some(working) = &self.shared.body.working {
+            let flushing = working.head.flushing();
+            // SAFETY: bytes of the heap, which stays mapped as long as this handle lives.
+            unsafe { flushing.flush(invariant::LIVE_FLUSHED_ON_DEMAND, address as usize, len) };
+            flushing.fence();
+        }
+        Ok(())
     }
 
     /// The address of the mapping, and the heap's length in bytes.

@@ -1,6 +1,7 @@
 //! The report of a check of a heap.
 
 use super::layout::CHUNK_BYTES;
+use crate::engine::options::FailureClass;
 use crate::heap::image::pointer::HeapPointers;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -90,6 +91,10 @@ pub struct LiveOutlook {
     /// The memory.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub memory: PathBuf,
+    /// The failures that the memory survives: [`FailureClass::Process`] or [`FailureClass::Memory`].
+    pub class: FailureClass,
+    /// Whether its lines are flushed, because the caches are lost with the power.
+    pub flushes: bool,
     /// The state with which the opening would begin.
     pub next: NextStart,
     /// Sections that had not ended and would be undone.

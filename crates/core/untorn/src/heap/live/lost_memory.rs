@@ -45,7 +45,7 @@ pub(crate) fn fate(whose: &Whose) -> Fate {
     if let Some(place) = found {
         return Fate::At(place);
     }
-    match whose.handle.is_removed(&path) {
+    match whose.is_removed(&path) {
         Some(true) => Fate::Removed,
         Some(false) => Fate::Elsewhere,
         None => Fate::Unknown,

@@ -1,16 +1,17 @@
 //! Shows the state that the next opening would make of live memory: runs the code of an opening on a copy.
 
+use crate::engine::options::FailureClass;
 use crate::heap::image::check::{Checker, HeapImage, HeapImageMut};
 use crate::heap::image::free_in_image::free;
 use crate::heap::image::layout::Stamp;
 use crate::heap::image::report::{LiveOutlook, NextStart};
 use crate::heap::live::{Mendable, Mended, mend, not_there};
-use crate::heap::log::live_head::{Owner, START_BYTES};
-use std::os::unix::fs::MetadataExt;
+use crate::heap::live::memory_file::{Identity, class_of};
+use crate::heap::log::live_head::{LiveHead, Owner, START_BYTES};
 use std::path::Path;
 use std::ptr::NonNull;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Linux, LiveCopy, Storage, live_memory_path};
+use untorn_os::{Linux, LiveCopy, Storage};
 
 impl HeapImage for LiveCopy {
     fn bytes(&self) -> Result<u64> {
@@ -70,8 +71,7 @@ impl HeapImage for LiveImage {
 pub(crate) struct Named<'a> {
     pub path: &'a Path,
     pub boot: [u8; 16],
-    pub device: u64,
-    pub inode: u64,
+    pub identity: Identity,
     pub start: &'a [u8; START_BYTES],
 }
 
@@ -79,28 +79,34 @@ pub(crate) struct Named<'a> {
 /// the file names no memory. Nobody may store to the memory meanwhile.
 pub(crate) fn outlook(file: &Named<'_>) -> Option<(LiveOutlook, Option<LiveImage>)> {
     let stamp = Stamp::read(file.start)?;
-    let memory = live_memory_path(stamp.uid, file.device, file.inode);
-    let mut found = LiveOutlook { memory, next: NextStart::GoesOn, undone: 0, cascaded: 0, heap: None };
-    let image = match look(file, &stamp, &mut found) {
-        Ok(Ok(image)) => Some(image),
-        Ok(Err(why)) => {
-            found.next = NextStart::LastCut(why);
-            None
+    let mut least: Option<(bool, LiveOutlook)> = None;
+    for memory in file.identity.paths(stamp.uid) {
+        let class = FailureClass::Process;
+        let next = NextStart::GoesOn;
+        let mut found = LiveOutlook { memory, class, flushes: false, next, undone: 0, cascaded: 0, heap: None };
+        let exists = found.memory.symlink_metadata().is_ok();
+        match look(file, &stamp, &mut found) {
+            Ok(Ok(image)) => return Some((found, Some(image))),
+            Ok(Err(why)) => found.next = NextStart::LastCut(why),
+            Err(e) => found.next = NextStart::Unknown(e.to_string()),
         }
-        Err(e) => {
-            found.next = NextStart::Unknown(e.to_string());
-            None
+        // A memory that is there says more than one that is not.
+        if exists || least.as_ref().is_none_or(|(exists, _)| !exists) {
+            least = Some((exists, found));
         }
-    };
-    Some((found, image))
+    }
+    least.map(|(_, found)| (found, None))
 }
 
 fn look(file: &Named<'_>, stamp: &Stamp, found: &mut LiveOutlook) -> Result<std::result::Result<LiveImage, String>> {
-    let Named { boot, device, inode, .. } = *file;
+    let Named { boot, identity: Identity { device, inode, .. }, .. } = *file;
     let mut copy = match LiveCopy::of(&found.memory, stamp.uid) {
         Ok(copy) => copy,
         Err(e) => return not_there(e, &found.memory, stamp.uid, || file.path.to_owned()).map(Err),
     };
+    // SAFETY: as long as the copy is there, which is longer than this is used.
+    let medium = unsafe { LiveHead::at(copy.own()) }.medium();
+    (found.class, found.flushes) = (class_of(medium), medium.is_flushed());
     let owner = Owner { boot, incarnation: stamp.incarnation, device, inode };
     let Mended { recovery, header, bytes } = match mend(&mut copy, &owner, stamp)? {
         Ok(mended) => mended,
@@ -124,5 +130,5 @@ pub fn live_outlook(path: &Path, last_commit: &[u8]) -> Result<Option<(LiveOutlo
     let meta = std::fs::metadata(path).context("look at", path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
     let boot = Linux::open(dir).and_then(|storage| storage.boot_id()).context("read the boot id for", path)?;
-    Ok(outlook(&Named { path, boot, device: meta.dev(), inode: meta.ino(), start }))
+    Ok(outlook(&Named { path, boot, identity: Identity::at(path, &meta), start }))
 }

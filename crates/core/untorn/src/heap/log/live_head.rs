@@ -2,12 +2,14 @@
 //!
 //! **A kill stops each thread at an instruction: all stores before it are in the memory, and none after it.** So the
 //! stores here need no flush and no processor barrier. They only need a compiler barrier that keeps them in program
-//! order.
+//! order. So it is after a power cut, on byte-addressable memory to which the hardware writes the caches. Where it does
+//! not, each step is flushed before the next one (`flushing.rs`).
 //!
 //! The allocator saves the old bytes before it overwrites them. A bit of a block is in one word and needs nothing. But
 //! if a chunk changes its use, the heap its size, or a root its target, several lines change. One thread at a time does
 //! that, under the lock of the space.
 
+use super::flushing::{Flushing, MEDIUM_AT};
 use super::section_log::PLACES_AT;
 use crate::heap::image::layout::{Header, STAMP_AT, Stamp};
 use crate::invariant;
@@ -20,16 +22,16 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
-use untorn_os::{FileHandle, FoundMemory, holds, wake_shared};
+use untorn_os::{FileHandle, FoundMemory, Linux, LiveMedium, Storage, can_flush_lines, holds, wake_shared};
 
 const MAGIC: [u8; 8] = *b"UNTORNLV";
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 /// The bytes that a record of the log holds.
 const LINE_BYTES: usize = 64;
 /// More records than the largest change of chunks within a segment needs.
 const RECORDS: usize = 512;
 
-const _: () = assert!(size_of::<Head>() <= PLACES_AT);
+const _: () = assert!(size_of::<Head>() <= MEDIUM_AT && MEDIUM_AT < PLACES_AT);
 
 /// The owner of the memory: a heap's file, in one boot.
 #[repr(C)]
@@ -100,11 +102,12 @@ impl Place {
 
 /// The heap's file, as recorded in a live memory.
 pub(crate) struct Whose {
-    device: u64,
+    /// None: the memory is of another boot, in which the device had another number perhaps.
+    device: Option<u64>,
     inode: u64,
     /// The file's place when the heap was opened last.
     pub place: Place,
-    pub handle: FileHandle,
+    handle: FileHandle,
 }
 
 /// The contents of the head of a memory file.
@@ -115,6 +118,17 @@ pub(crate) enum Said {
     Unfinished,
     /// Nothing usable; the text says why.
     Nothing(&'static str),
+}
+
+/// The medium of a memory file. None: it is no live memory of this version.
+pub(crate) fn medium_in(memory: &FoundMemory) -> Option<LiveMedium> {
+    let number = |at: usize| {
+        let mut bytes = [0; 8];
+        memory.read_at(&mut bytes, at as u64).ok().map(|()| u64::from_ne_bytes(bytes))
+    };
+    let is_one = number(offset_of!(Head, magic))? == u64::from_ne_bytes(MAGIC)
+        && number(offset_of!(Head, version))? == VERSION;
+    LiveMedium::of_number(number(MEDIUM_AT)?).filter(|_| is_one)
 }
 
 impl Said {
@@ -156,10 +170,13 @@ impl Said {
             return Ok(Said::Nothing("it does not name its heap; open the heap, which also commits this memory"));
         }
         let owner = offset_of!(Head, owner);
-        let mut handle = FileHandle::NONE;
+        let (mut handle, mut boot) = (FileHandle::NONE, [0; 16]);
         memory.read_at(handle.as_bytes_mut(), offset_of!(Head, handle) as u64)?;
+        memory.read_at(&mut boot, (owner + offset_of!(Owner, boot)) as u64)?;
+        let is_of_this_boot = Linux::open(Path::new("/")).and_then(|root| root.boot_id()).is_ok_and(|now| now == boot);
+        let device = number(owner + offset_of!(Owner, device))?;
         Ok(Said::Of(Whose {
-            device: number(owner + offset_of!(Owner, device))?,
+            device: Some(device).filter(|_| is_of_this_boot),
             inode: number(owner + offset_of!(Owner, inode))?,
             place: Place { store, name: Some(name).filter(|name| !name.as_os_str().is_empty()) },
             handle,
@@ -168,11 +185,18 @@ impl Said {
 }
 
 impl Whose {
+    /// Whether the file was removed, if that is known.
+    pub(crate) fn is_removed(&self, path: &Path) -> Option<bool> {
+        // The handle names a mount of its boot.
+        self.device.and_then(|_| self.handle.is_removed(path))
+    }
+
     /// Whether the file at this path is the heap's. The numbers alone do not prove it: another disk may have the same
     /// device number, and a file there the same inode number.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
-        let has_numbers =
-            std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == (self.device, self.inode));
+        let has_numbers = std::fs::symlink_metadata(path).is_ok_and(|meta| {
+            meta.ino() == self.inode && self.device.is_none_or(|device| device == meta.dev())
+        });
         has_numbers && !self.handle.differs(&FileHandle::of(path))
     }
 }
@@ -199,14 +223,39 @@ impl LiveHead {
         unsafe { self.0.as_ref() }
     }
 
-    /// Sets the owner of new memory, which is not complete yet.
-    pub(crate) fn init(&self, owner: Owner) {
+    /// Sets the owner and the medium of new memory, which is not complete yet.
+    pub(crate) fn init(&self, owner: Owner, medium: LiveMedium) {
+        self.flushing().set_medium(medium);
+        self.set_owner(owner);
         // SAFETY: mapped, zeros, and nobody else has it.
         unsafe {
-            (&raw mut (*self.0.as_ptr()).owner).write(owner);
             (&raw mut (*self.0.as_ptr()).version).write(VERSION);
             (&raw mut (*self.0.as_ptr()).magic).write(MAGIC);
         }
+    }
+
+    /// Sets the owner: new memory, or memory of another boot from which the heap continues.
+    pub(crate) fn set_owner(&self, owner: Owner) {
+        // SAFETY: mapped, and nobody else has it.
+        unsafe { (&raw mut (*self.0.as_ptr()).owner).write(owner) };
+    }
+
+    /// How the memory becomes durable.
+    #[inline]
+    pub(crate) fn flushing(&self) -> Flushing {
+        // SAFETY: mapped for ever.
+        unsafe { Flushing::at(self.0.cast()) }
+    }
+
+    /// The medium of the memory.
+    pub(crate) fn medium(&self) -> LiveMedium {
+        self.flushing().known_medium().unwrap_or(LiveMedium::Ordinary)
+    }
+
+    /// Whether the memory is that of a file on another device, in this boot.
+    pub(crate) fn is_elsewhere(&self, owner: &Owner) -> bool {
+        let own = &self.head().owner;
+        own.boot == owner.boot && own.device != owner.device
     }
 
     /// Records the place of the heap's file, as far as it is known.
@@ -254,6 +303,7 @@ impl LiveHead {
     /// The stamp for the next cut.
     pub(crate) fn next_stamp(&self, uid: u32) -> Stamp {
         let cut = self.head().cut.fetch_add(1, AcqRel).wrapping_add(1);
+        self.flushing().persist(invariant::LIVE_CUT_DURABLE, &self.head().cut);
         Stamp::new(self.head().owner.incarnation, cut, uid)
     }
 
@@ -265,24 +315,30 @@ impl LiveHead {
     /// Notes that a cut is in the file.
     pub(crate) fn note_durable(&self, cut: u64) {
         self.head().durable.fetch_max(cut, AcqRel);
+        self.flushing().persist(invariant::LIVE_CUT_DURABLE, &self.head().durable);
     }
 
     /// Notes that the body is complete, and that the file names this memory.
     pub(crate) fn set_ready(&self) {
         self.head().ready.store(1, Release);
+        self.flushing().persist(invariant::LIVE_READY_DURABLE, &self.head().ready);
     }
 
     /// Begins a change that is valid only when it is complete.
     #[inline]
     pub(crate) fn begin_change(&self) {
         self.head().changing.fetch_add(1, AcqRel);
+        self.flushing().persist(invariant::LIVE_CHANGING_DURABLE, &self.head().changing);
         compiler_fence(SeqCst);
     }
 
+    /// Ends a change. Nobody knows which lines it has changed, so memory that needs flushes is flushed as a whole.
     #[inline]
     pub(crate) fn end_change(&self) {
         compiler_fence(SeqCst);
+        self.flushing().sync_or_note(invariant::LIVE_CHANGE_SYNCED);
         self.head().changing.fetch_sub(1, AcqRel);
+        self.flushing().persist(invariant::LIVE_CHANGE_ENDED, &self.head().changing);
     }
 
     /// Whether a change is going on that is valid only when it is complete.
@@ -294,36 +350,80 @@ impl LiveHead {
     pub(crate) fn forgive(&self) {
         compiler_fence(SeqCst);
         self.head().changing.store(0, Release);
+        self.flushing().persist(invariant::LIVE_CHANGE_ENDED, &self.head().changing);
     }
 
-    /// Saves bytes of the heap that the caller is about to change, until [`LiveHead::settle`].
+    /// Saves bytes of the heap that the caller is about to change, until [`LiveHead::settle`]. They are durable before
+    /// they count, and count durably before the change, if the memory needs flushes.
     pub(crate) fn save(&self, offset: usize, bytes: &[u8]) {
         if !holds(invariant::LIVE_UNDONE) {
             return;
         }
+        let flushing = self.flushing();
+        let mut used = self.head().used.load(Relaxed) as usize;
         for (n, line) in bytes.chunks(LINE_BYTES).enumerate() {
-            let used = self.head().used.load(Relaxed) as usize;
             if used >= RECORDS {
                 self.head().unlogged.store(1, Release);
-            } else {
-                let mut record =
-                    Record { offset: (offset + n * LINE_BYTES) as u64, len: line.len() as u64, old: [0; LINE_BYTES] };
-                record.old[..line.len()].copy_from_slice(line);
-                // SAFETY: a record that is not in use; the caller has the lock that protects the log.
-                unsafe { (&raw mut (*self.0.as_ptr()).records[used]).write(record) };
-                compiler_fence(SeqCst);
-                self.head().used.store(used as u64 + 1, Release);
+                flushing.persist(invariant::LIVE_SAVED_DURABLE, &self.head().unlogged);
+                break;
             }
+            let mut record =
+                Record { offset: (offset + n * LINE_BYTES) as u64, len: line.len() as u64, old: [0; LINE_BYTES] };
+            record.old[..line.len()].copy_from_slice(line);
+            // SAFETY: a record that is not in use; the caller has the lock that protects the log.
+            let at = unsafe { &raw mut (*self.0.as_ptr()).records[used] };
+            // SAFETY: as above.
+            unsafe {
+                at.write(record);
+                flushing.flush(invariant::LIVE_SAVED_DURABLE, at as usize, size_of::<Record>());
+            }
+            used += 1;
         }
+        flushing.fence();
+        compiler_fence(SeqCst);
+        self.head().used.store(used as u64, Release);
+        flushing.persist(invariant::LIVE_SAVED_DURABLE, &self.head().used);
         compiler_fence(SeqCst);
     }
 
-    /// Declares the changes complete, and empties the log.
+    /// Declares the changes complete, and empties the log. `base` is the address of the heap, whose changed lines are
+    /// durable first, if the memory needs flushes.
     #[inline]
-    pub(crate) fn settle(&self) {
+    pub(crate) fn settle(&self, base: usize) {
         compiler_fence(SeqCst);
+        if self.flushing().is_on() {
+            self.settle_durably(base);
+        } else {
+            self.empty();
+        }
+    }
+
+    fn empty(&self) {
         self.head().used.store(0, Release);
         self.head().unlogged.store(0, Release);
+    }
+
+    #[cold]
+    fn settle_durably(&self, base: usize) {
+        let (flushing, used) = (self.flushing(), self.head().used.load(Relaxed) as usize);
+        if used == 0 && self.head().unlogged.load(Relaxed) == 0 {
+            return;
+        }
+        if self.head().unlogged.load(Relaxed) != 0 {
+            flushing.sync_or_note(invariant::LIVE_SETTLED_DURABLE);
+        }
+        for n in 0..used.min(RECORDS) {
+            // SAFETY: a record in use; the caller has the lock.
+            let record = unsafe { (&raw const (*self.0.as_ptr()).records[n]).read() };
+            // SAFETY: bytes of the heap that were saved, and are mapped.
+            unsafe {
+                flushing.flush(invariant::LIVE_SETTLED_DURABLE, base + record.offset as usize, record.len as usize);
+            }
+        }
+        flushing.fence();
+        self.empty();
+        // On one line.
+        flushing.persist(invariant::LIVE_SETTLE_DURABLE, &self.head().used);
     }
 
     /// Whether all saved bytes lie in a heap of this size.
@@ -337,13 +437,22 @@ impl LiveHead {
     /// Why a heap cannot continue from this memory; `bytes` is its size, `stamp` that of the file. None: it can.
     pub(crate) fn problem(&self, owner: &Owner, stamp: &Stamp, bytes: u64) -> Option<&'static str> {
         let head = self.head();
-        if head.magic != MAGIC || head.version != VERSION {
+        let Some(medium) = self.flushing().known_medium().filter(|_| head.magic == MAGIC && head.version == VERSION) else {
             return Some("it is not live memory of this version of Untorn");
-        }
-        if head.owner.boot != owner.boot && holds(invariant::LIVE_OF_THIS_BOOT) {
+        };
+        let is_of_other_boot = head.owner.boot != owner.boot;
+        if is_of_other_boot && !medium.survives_power() && holds(invariant::LIVE_OF_THIS_BOOT) {
             return Some("it is from another boot of the machine");
         }
-        if (head.owner.device, head.owner.inode) != (owner.device, owner.inode) && holds(invariant::LIVE_OF_THIS_FILE) {
+        if medium.is_flushed() && !can_flush_lines() {
+            return Some("it needs flushes of lines, which this processor does not have");
+        }
+        if is_of_other_boot && self.flushing().has_failed() {
+            return Some("a flush of it had failed before the machine went down");
+        }
+        // A device may have another number in another boot. The path of such memory names the file system.
+        let is_on_device = head.owner.device == owner.device || is_of_other_boot && medium.survives_power();
+        if !(is_on_device && head.owner.inode == owner.inode) && holds(invariant::LIVE_OF_THIS_FILE) {
             return Some("it was made for another file");
         }
         if holds(invariant::LIVE_OF_THIS_CUT) {
@@ -377,8 +486,13 @@ impl LiveHead {
             let record = unsafe { (&raw const (*self.0.as_ptr()).records[n]).read() };
             store(&record.old[..(record.len as usize).min(LINE_BYTES)], record.offset)?;
         }
-        self.settle();
         Ok(())
+    }
+
+    /// Empties the log, after [`LiveHead::undo`] has restored the heap, durably if it needs that.
+    pub(crate) fn forget_saved(&self) {
+        self.empty();
+        self.flushing().persist(invariant::LIVE_SETTLE_DURABLE, &self.head().used);
     }
 }
 

@@ -9,15 +9,20 @@
 //!
 //! A kill stops each thread at an instruction. So the order is: record, tail, then the store that the record is about.
 //! Only the compiler must be kept from changing that order.
+//!
+//! In memory that needs flushes, a second record with a checksum follows each record. Both are durable before the store,
+//! behind one fence, and the tail is not flushed: a recovery reads up to the first record that is not valid.
 
+use super::flushing::{Flushing, Seed};
+use super::section_record::{ADDRESS_BITS, freed, valid_bytes, words_of};
+pub(crate) use super::section_record::{PLACES, Place, RECORD_BYTES, Record, SectionId, bytes_record, parse};
 use crate::invariant;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, compiler_fence};
-use untorn_os::{LIVE_HEAD_BYTES, LIVE_OWN_BYTES, holds};
+use untorn_os::{Invariant, LIVE_HEAD_BYTES, LIVE_OWN_BYTES, fence_lines, flush_lines, holds};
 
-/// The number of threads that can have a log at the same time.
-pub(crate) const PLACES: usize = 64;
 /// The size of a log.
 pub(crate) const LOG_BYTES: usize = 1 << 20;
 /// A log reserves room in steps of this size.
@@ -27,30 +32,28 @@ pub(crate) const PLACES_AT: usize = 64 << 10;
 /// The offset of the logs.
 const LOGS_AT: usize = 4 << 20;
 
-pub(crate) const RECORD_BYTES: usize = 16;
-const ADDRESS_BITS: u32 = 48;
-
 const _: () = assert!(PLACES_AT + PLACES * size_of::<Numbers>() <= LIVE_OWN_BYTES);
 const _: () = assert!(LOGS_AT + PLACES * LOG_BYTES <= LIVE_HEAD_BYTES);
-
-/// The index of a log slot.
-pub(crate) type Place = u8;
-
-/// A section: its log slot, and its sequence number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SectionId {
-    pub place: Place,
-    pub number: u64,
-}
 
 /// On cache lines of its own.
 #[repr(C, align(128))]
 pub(crate) struct Numbers {
     tail: AtomicU64,
     stable: AtomicU64,
+    /// In memory that needs flushes: the last section that is durably stable. `stable` follows it, so that no section
+    /// relies on one that a power cut undoes.
+    kept: AtomicU64,
+    /// In memory that needs flushes: see [`Seed`]. 0: no thread has had the log.
+    generation: AtomicU64,
 }
 
 impl Numbers {
+    /// The generation of the log's records, if these have checksums.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Relaxed)
+    }
+
     #[inline]
     fn set_stable(&self, number: u64) {
         compiler_fence(SeqCst);
@@ -65,64 +68,6 @@ impl Numbers {
         self.set_stable(number);
         self.tail.store(0, Release);
     }
-}
-
-/// The contents of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Record<'l> {
-    /// The old bytes, at most 8, at an address.
-    Store { address: usize, old: [u8; 8], len: usize },
-    /// More than 8 old bytes at an address.
-    Bytes { address: usize, old: &'l [u8] },
-    /// A section begins, at this time of the thread's clock.
-    Begin { number: u64, clock: u64 },
-    /// The section is complete, but may depend on others.
-    End { number: u64 },
-    /// The section has seen changes of another section that may still be rolled back.
-    Depends { on: SectionId },
-    /// From here on, the thread's clock has this time.
-    Clock { clock: u64 },
-    /// The section has allocated this block.
-    Allocated { address: usize },
-    /// The section frees this block, once it cannot be rolled back any more.
-    Frees { address: usize },
-    /// The record of a block that was freed, or is about to be.
-    Freed,
-}
-
-const STORE: u64 = 1;
-const BYTES: u64 = 2;
-const BEGIN: u64 = 3;
-const END: u64 = 4;
-const DEPENDS: u64 = 5;
-const CLOCK: u64 = 6;
-const ALLOCATED: u64 = 7;
-const FREES: u64 = 8;
-const FREED: u64 = 9;
-
-const fn word(kind: u64, address: u64, size: usize) -> u64 {
-    address & ((1 << ADDRESS_BITS) - 1) | kind << ADDRESS_BITS | (size as u64) << (ADDRESS_BITS + 4)
-}
-
-/// Both words of a record without bytes behind it.
-#[inline]
-pub(crate) fn words_of(record: &Record<'_>) -> [u64; 2] {
-    match *record {
-        Record::Store { address, old, len } => [word(STORE, address as u64, len), u64::from_ne_bytes(old)],
-        Record::Bytes { address, old } => [word(BYTES, address as u64, 0), old.len() as u64],
-        Record::Begin { number, clock } => [word(BEGIN, number, 0), clock],
-        Record::End { number } => [word(END, number, 0), 0],
-        Record::Depends { on } => [word(DEPENDS, u64::from(on.place), 0), on.number],
-        Record::Clock { clock } => [word(CLOCK, 0, 0), clock],
-        Record::Allocated { address } => [word(ALLOCATED, address as u64, 0), 0],
-        Record::Frees { address } => [word(FREES, address as u64, 0), 0],
-        Record::Freed => [word(FREED, 0, 0), 0],
-    }
-}
-
-/// The size of a record with this many old bytes.
-pub(crate) fn bytes_record(len: usize) -> Option<usize> {
-    len.checked_next_multiple_of(RECORD_BYTES)?.checked_add(RECORD_BYTES)
 }
 
 /// The logs in the head of a live heap's memory. They stay mapped for ever, even after the heap is closed.
@@ -159,8 +104,46 @@ impl SectionLogs {
         self.numbers(place).stable.load(Acquire)
     }
 
+    /// The last section of a place that is stable, as a recovery sees it.
+    pub(crate) fn last_stable(&self, place: Place) -> u64 {
+        let numbers = self.numbers(place);
+        if self.flushing().is_on() { numbers.kept.load(Acquire) } else { numbers.stable.load(Acquire) }
+    }
+
+    /// Marks sections of a place up to this number as stable: durably first, if the memory needs flushes.
     pub(crate) fn set_stable(&self, place: Place, number: u64) {
-        self.numbers(place).set_stable(number);
+        let numbers = self.numbers(place);
+        if self.flushing().is_on() {
+            compiler_fence(SeqCst);
+            numbers.kept.store(number, Release);
+            self.flushing().persist(invariant::LIVE_END_DURABLE, &numbers.kept);
+        }
+        numbers.set_stable(number);
+    }
+
+    /// How the memory becomes durable.
+    #[inline]
+    pub(crate) fn flushing(&self) -> Flushing {
+        // SAFETY: mapped for ever.
+        unsafe { Flushing::at(self.head) }
+    }
+
+    /// Makes all records in the log of a place void, for a thread that takes the log. Returns whether records have
+    /// checksums.
+    pub(crate) fn renew(&self, place: Place) -> bool {
+        self.tail(place).store(0, Release);
+        if !self.flushing().is_on() {
+            return false;
+        }
+        let numbers = self.numbers(place);
+        // After a power cut, the one that is not flushed may be of any time.
+        let stable = numbers.stable.load(Relaxed).max(numbers.kept.load(Relaxed));
+        numbers.stable.store(stable, Relaxed);
+        numbers.kept.store(stable, Relaxed);
+        let generation = numbers.generation.load(Relaxed).wrapping_add(1).max(1);
+        numbers.generation.store(generation, Release);
+        self.flushing().persist(invariant::LIVE_GENERATION_DURABLE, numbers);
+        true
     }
 
     /// The offset of a place's records in the head.
@@ -178,8 +161,10 @@ impl SectionLogs {
         assert!(at + RECORD_BYTES <= LOG_BYTES);
         compiler_fence(SeqCst);
         // SAFETY: within the log; a record's first word, which nobody else changes.
-        unsafe { AtomicU64::from_ptr(self.records(place).add(at).cast().as_ptr()) }
-            .store(words_of(&Record::Freed)[0], Relaxed);
+        let first = unsafe { AtomicU64::from_ptr(self.records(place).add(at).cast().as_ptr()) };
+        // The address stays: the checksum has it.
+        first.store(freed(first.load(Relaxed)), Relaxed);
+        self.flushing().persist(invariant::LIVE_FREED_DURABLE, first);
         compiler_fence(SeqCst);
     }
 
@@ -188,6 +173,14 @@ impl SectionLogs {
     /// # Safety
     /// Nobody changes the log while the records are used.
     pub(crate) unsafe fn read(&self, place: Place) -> Option<&[u8]> {
+        if self.flushing().is_on() {
+            let generation = self.numbers(place).generation.load(Acquire);
+            // Of a log that no thread has had, no byte is allocated.
+            let most = if generation == 0 { 0 } else { LOG_BYTES };
+            // SAFETY: within the log; nobody changes it.
+            let log = unsafe { std::slice::from_raw_parts(self.records(place).as_ptr(), most) };
+            return Some(&log[..valid_bytes(log, generation)]);
+        }
         let tail = self.tail(place).load(Acquire) as usize;
         // SAFETY: bytes in use, within the log; nobody changes them.
         (tail <= LOG_BYTES).then(|| unsafe { std::slice::from_raw_parts(self.records(place).as_ptr(), tail) })
@@ -218,55 +211,14 @@ impl SectionLogs {
             if self.tail(place).load(Relaxed) != 0 {
                 self.tail(place).store(0, Release);
             }
+            let generation = &self.numbers(place).generation;
+            let number = generation.load(Relaxed);
+            if self.flushing().is_on() && number != 0 && holds(invariant::LIVE_LOGS_VOID) {
+                generation.store(number.wrapping_add(1).max(1), Release);
+                self.flushing().persist(invariant::LIVE_LOGS_VOID, generation);
+            }
         }
     }
-}
-
-/// Parses a log: each record with its offset. A last item of None means that the rest makes no sense.
-pub(crate) fn parse(log: &[u8]) -> impl Iterator<Item = Option<(usize, Record<'_>)>> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        if at >= log.len() {
-            return None;
-        }
-        let Some((record, len)) = parse_one(&log[at..]) else {
-            at = log.len();
-            return Some(None);
-        };
-        let found = (at, record);
-        at += len;
-        Some(Some(found))
-    })
-}
-
-fn parse_one(log: &[u8]) -> Option<(Record<'_>, usize)> {
-    let word = |at: usize| Some(u64::from_ne_bytes(log.get(at..at + 8)?.try_into().ok()?));
-    let (first, second) = (word(0)?, word(8)?);
-    let address = first & ((1 << ADDRESS_BITS) - 1);
-    let size = (first >> (ADDRESS_BITS + 4) & 0xff) as usize;
-    let record = match first >> ADDRESS_BITS & 0xf {
-        STORE if (1..=8).contains(&size) => {
-            Record::Store { address: address as usize, old: second.to_ne_bytes(), len: size }
-        }
-        BYTES => {
-            let len = usize::try_from(second).ok()?;
-            let bytes = bytes_record(len).filter(|bytes| *bytes <= log.len())?;
-            let old = &log[RECORD_BYTES..RECORD_BYTES + len];
-            return Some((Record::Bytes { address: address as usize, old }, bytes));
-        }
-        BEGIN => Record::Begin { number: address, clock: second },
-        END => Record::End { number: address },
-        DEPENDS => {
-            let place = Place::try_from(address).ok().filter(|place| (*place as usize) < PLACES)?;
-            Record::Depends { on: SectionId { place, number: second } }
-        }
-        CLOCK => Record::Clock { clock: second },
-        ALLOCATED => Record::Allocated { address: address as usize },
-        FREES => Record::Frees { address: address as usize },
-        FREED => Record::Freed,
-        _ => return None,
-    };
-    Some((record, RECORD_BYTES))
 }
 
 /// Writes to the log of one thread. The program's own hooks write there, too, so `live/hooks.c` has the same layout.
@@ -281,7 +233,7 @@ pub struct LogWriter {
     records: *mut u8,
     /// The offset behind the record that begins the section. That record comes into use only with the next one.
     begun: usize,
-    /// The number of bytes for which there is room.
+    /// The number of bytes for which there is room, for the program's hooks.
     room: usize,
     /// The number of the section to which filter entries belong, in the upper 12 bits.
     epoch: u64,
@@ -289,6 +241,11 @@ pub struct LogWriter {
     pub(crate) section: *mut (),
     /// A cache of the stores that the section has logged: address, size (4 bits), epoch.
     filter: [u64; FILTER],
+    /// The number of bytes for which there is room. `room` is that number for the program's hooks, or 0 if they have to
+    /// leave each record to this library, because it is flushed.
+    limit: usize,
+    /// The seed of the records' checksums. Generation 0: they have none.
+    seed: Seed,
 }
 
 const FILTER: usize = 128;
@@ -307,14 +264,26 @@ impl LogWriter {
             epoch: 0,
             section: std::ptr::null_mut(),
             filter: [0; FILTER],
+            limit: 0,
+            seed: Seed { generation: 0, first: 0 },
         }
     }
 
-    /// Begins a section in a heap at these addresses, with the log of a place.
-    pub(crate) fn begin(&mut self, (base, bytes): (usize, usize), logs: &SectionLogs, place: Place, room: usize) {
+    /// Begins a section in a heap at these addresses, with the log of a place, and records with checksums if there is a
+    /// seed for these.
+    pub(crate) fn begin(
+        &mut self,
+        (base, bytes): (usize, usize),
+        logs: &SectionLogs,
+        place: Place,
+        room: usize,
+        seed: Option<Seed>,
+    ) {
         self.tail = logs.tail(place);
         self.records = logs.records(place).as_ptr();
-        (self.begun, self.room) = (0, room);
+        self.seed = seed.unwrap_or(Seed { generation: 0, first: 0 });
+        self.begun = 0;
+        self.set_room(room);
         if holds(invariant::SECTION_FILTER_FORGETS) {
             self.forget();
         }
@@ -375,19 +344,32 @@ impl LogWriter {
         self.tail().load(Relaxed) != 0
     }
 
+    /// Whether records have checksums, and are flushed.
+    #[inline]
+    fn is_checked(&self) -> bool {
+        self.seed.generation != 0
+    }
+
+    /// The bytes of a record of this many bytes, with its checksum.
+    #[inline]
+    pub(crate) fn with_check(&self, bytes: usize) -> usize {
+        if self.is_checked() { bytes + RECORD_BYTES } else { bytes }
+    }
+
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.room
+        self.limit
     }
 
     pub(crate) fn set_room(&mut self, room: usize) {
-        self.room = room;
+        self.limit = room;
+        self.room = if self.is_checked() { 0 } else { room };
     }
 
     /// Whether this many bytes more fit.
     #[inline]
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
-        bytes <= self.room - self.used()
+        bytes <= self.limit - self.used()
     }
 
     /// Writes the record that begins a section; a recovery sees it together with the next record. The caller has made
@@ -402,8 +384,22 @@ impl LogWriter {
     pub(crate) fn append(&mut self, record: &Record<'_>) -> usize {
         let at = self.used();
         let used = self.write(at, record);
+        if self.is_checked() {
+            // With the record that begins the section, which comes into use only now.
+            let from = self.tail().load(Relaxed) as usize;
+            self.persist(invariant::LIVE_RECORDS_DURABLE, from..used);
+        }
         self.publish(used);
         at
+    }
+
+    /// Makes bytes of a log with checksums durable.
+    fn persist(&self, needed: Invariant, range: Range<usize>) {
+        if holds(needed) {
+            // SAFETY: in the log of this thread, which is mapped for ever.
+            unsafe { flush_lines(self.records as usize + range.start, range.len()) };
+            fence_lines();
+        }
     }
 
     /// Writes a record; returns the offset of its end.
@@ -417,7 +413,14 @@ impl LogWriter {
             unsafe { self.records.add(at + RECORD_BYTES).copy_from_nonoverlapping(old.as_ptr(), old.len()) };
             len = bytes_record(old.len()).expect("it has room");
         }
-        debug_assert!(len <= self.room - at);
+        if self.is_checked() {
+            let bytes: &[u8] = if let Record::Bytes { old, .. } = record { old } else { &[] };
+            let check = words_of(&Record::Check { sum: self.seed.sum(at, words, bytes) });
+            // SAFETY: as above.
+            unsafe { self.records.add(at + len).cast::<[u64; 2]>().write(check) };
+            len += RECORD_BYTES;
+        }
+        debug_assert!(len <= self.limit - at);
         at + len
     }
 
@@ -429,10 +432,20 @@ impl LogWriter {
         }
     }
 
-    /// Removes the records behind this offset from the log.
-    pub(crate) fn cut_back(&mut self, used: usize) {
+    /// Removes the records of the section from the log, but for the one that begins it.
+    pub(crate) fn cut_back(&mut self) {
         self.forget();
-        self.publish(used);
+        if (self.tail().load(Relaxed) as usize) < self.begun {
+            // There are none.
+            return;
+        }
+        if self.is_checked() && holds(invariant::LIVE_ABORT_ERASED) {
+            let old = self.begun..self.used();
+            // SAFETY: in the log of this thread.
+            unsafe { self.records.add(old.start).write_bytes(0, old.len()) };
+            self.persist(invariant::LIVE_ABORT_ERASED, old);
+        }
+        self.publish(self.begun);
     }
 
     /// Whether these bytes were logged in this section. If not, they count as logged from now on.
@@ -442,45 +455,5 @@ impl LogWriter {
         }
         let key = address as u64 | (len as u64) << SIZE_SHIFT | self.epoch;
         std::mem::replace(&mut self.filter[(address >> 3) % FILTER], key) == key
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_are_read_as_they_were_written() {
-        let old = [7; 45];
-        let on = SectionId { place: 63, number: 1 << 60 };
-        let address = (31 << 40) + 5;
-        let records = [
-            Record::Begin { number: 5, clock: u64::MAX },
-            Record::Store { address, old: [1, 2, 3, 0, 0, 0, 0, 0], len: 3 },
-            Record::Bytes { address, old: &old },
-            Record::Bytes { address, old: &[] },
-            Record::Depends { on },
-            Record::Clock { clock: 9 },
-            Record::Allocated { address },
-            Record::Frees { address },
-            Record::Freed,
-            Record::End { number: 5 },
-        ];
-        let mut log = Vec::new();
-        for record in &records {
-            log.extend(words_of(record).iter().flat_map(|word| word.to_ne_bytes()));
-            if let Record::Bytes { old, .. } = record {
-                log.extend_from_slice(old);
-                log.resize(log.len().next_multiple_of(RECORD_BYTES), 0);
-            }
-        }
-        let read: Vec<_> = parse(&log).map(|found| found.expect("a record").1).collect();
-        assert_eq!(read, records);
-        // Reading stays within the bytes, and a cut-off record is reported.
-        for end in 0..log.len() {
-            let all: Vec<_> = parse(&log[..end]).collect();
-            assert!(all.iter().filter(|found| found.is_none()).count() <= 1);
-        }
-        assert_eq!(parse(&[0xff; 16]).collect::<Vec<_>>(), [None]);
     }
 }

@@ -74,8 +74,15 @@ fn sections_of(log: &[u8]) -> Option<Vec<LoggedSection<'_>>> {
             Record::Clock { clock } => now = clock,
             Record::Allocated { address } => section.allocated.push(address),
             Record::Frees { address } => section.frees.push(address),
-            Record::Freed => {}
+            Record::Freed | Record::Check { .. } => {}
         }
+    }
+    // In memory that needs flushes, the record that begins a section may be there alone.
+    let is_empty = |last: &LoggedSection<'_>| {
+        !last.complete && last.old.is_empty() && last.allocated.is_empty() && last.frees.is_empty()
+    };
+    if all.last().is_some_and(|last| is_empty(last) && last.depends.is_empty()) {
+        all.pop();
     }
     Some(all)
 }
@@ -113,13 +120,13 @@ pub(crate) unsafe fn recover(logs: &SectionLogs, heap: Range<usize>) -> Option<R
     for place in 0..PLACES as Place {
         // SAFETY: the caller's promise.
         let mut all = sections_of(unsafe { logs.read(place) }?)?;
-        let stable = logs.stable(place);
+        let stable = logs.last_stable(place);
         // The blocks that these sections free may not be freed yet.
         let past = all.iter().take_while(|section| section.number <= stable).count();
         recovery.free.extend(all.drain(..past).flat_map(|section| section.frees));
         places.push(all);
     }
-    let limits = happened(&places, |place| logs.stable(place));
+    let limits = happened(&places, |place| logs.last_stable(place));
     let mut undone = Vec::new();
     for (all, limit) in places.iter().zip(&limits) {
         recovery.free.extend(all[..*limit].iter().flat_map(|section| section.frees.iter().copied()));
@@ -176,7 +183,7 @@ mod tests {
         let mut write = |place: Place, records: &[Record<'_>]| {
             logs.tail(place).store(0, Relaxed);
             let mut writer = LogWriter::new();
-            writer.begin((0, 1), &logs, place, 1 << 20);
+            writer.begin((0, 1), &logs, place, 1 << 20, None);
             records.iter().for_each(|record| _ = writer.append(record));
         };
         work(&logs, &mut write);

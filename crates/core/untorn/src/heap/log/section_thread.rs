@@ -5,8 +5,10 @@
 
 mod log_writer;
 mod lookup;
+mod persist;
 mod undo;
 
+use super::flushing::Seed;
 use super::live_head::LiveHead;
 use super::section_log::{
     LOG_BYTES, LogWriter, Numbers, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record,
@@ -18,6 +20,7 @@ use crate::invariant;
 pub(crate) use log_writer::writer;
 pub use log_writer::{has_hooks, set_hooks};
 pub use lookup::log;
+use persist::Changed;
 pub(crate) use lookup::{
     current_of, known_sections, last_sections, open_section, section_of, sections_in, set_current,
 };
@@ -56,6 +59,10 @@ struct Log {
     begun_at: usize,
     number: u64,
     clock: u64,
+    /// The log's records have checksums, and are flushed.
+    is_checked: bool,
+    /// The number of the first section in the log.
+    first: u64,
 }
 
 /// A thread's sections in one heap.
@@ -80,6 +87,8 @@ pub(crate) struct ThreadSections {
     /// Blocks that the section frees, each with the offset of its record in the log.
     frees: Vec<(usize, usize)>,
     then: Vec<Then>,
+    /// In memory that needs flushes: the bytes that the section has changed.
+    changed: Vec<Changed>,
     /// Another section may depend on this one.
     marked: bool,
     /// The section changed more than its log had room for.
@@ -116,6 +125,7 @@ impl ThreadSections {
             depends: Vec::new(),
             frees: Vec::new(),
             then: Vec::new(),
+            changed: Vec::new(),
             marked: false,
             unlogged: false,
             unplaced: false,
@@ -185,7 +195,7 @@ impl ThreadSections {
     /// There is no room for a log.
     pub(crate) fn find_log(&mut self, at_once: bool) -> std::io::Result<bool> {
         if self.log.is_none()
-            && let Some((place, room)) = self.heap.sections.take_place()?
+            && let Some((place, room, is_checked)) = self.heap.sections.take_place()?
         {
             let logs = self.heap.logs;
             self.log = Some(Log {
@@ -195,12 +205,14 @@ impl ThreadSections {
                 numbers: unsafe { &*std::ptr::from_ref(logs.numbers(place)) },
                 busy: self.heap.sections.busy(place),
                 room,
-                at_once: at_once && is_asymmetric(),
+                at_once: at_once && is_asymmetric() && !is_checked,
                 usual: false,
                 begun: false,
                 begun_at: 0,
                 number: logs.stable(place) + 1,
                 clock: 1,
+                is_checked,
+                first: 0,
             });
         }
         Ok(self.log.is_some())
@@ -283,8 +295,14 @@ impl ThreadSections {
             log.logs.tail(log.place).store(0, Release);
             used = 0;
         }
+        if used == 0 {
+            log.first = log.number;
+        }
+        self.changed.clear();
         let addresses = &self.heap.addresses;
-        writer.begin((addresses.start, addresses.len()), &log.logs, log.place, log.room);
+        // A rollback makes a log void by another generation.
+        let seed = log.is_checked.then(|| Seed { generation: log.numbers.generation(), first: log.first });
+        writer.begin((addresses.start, addresses.len()), &log.logs, log.place, log.room, seed);
         (log.begun_at, log.usual) = (used, false);
         log.begun = has_room(sections, log.place, writer, RECORD_BYTES);
         if log.begun {
@@ -333,17 +351,19 @@ impl ThreadSections {
         bytes_record(len).is_some_and(|bytes| has_room(self.heap.sections, log.place, writer, bytes))
     }
 
-    /// Logs bytes in the heap that the thread is about to change.
+    /// Logs bytes in the heap that the thread is about to change. `follows`: the section may also store, without a record,
+    /// to blocks that the bytes point to.
     ///
     /// # Safety
     /// They can be read, and no other thread changes them.
-    pub(crate) unsafe fn log_bytes(&mut self, address: usize, len: usize) {
+    pub(crate) unsafe fn log_bytes(&mut self, address: usize, len: usize, follows: bool) {
         if len == 0 || self.log.is_none() || self.unlogged {
             return;
         }
         if self.writer().is_known(address, len) {
             return;
         }
+        self.has_changed(Changed { address, len, follows });
         // SAFETY: the caller's promise.
         let old = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), len) };
         if len <= 8 {
@@ -355,8 +375,11 @@ impl ThreadSections {
         }
     }
 
-    /// Logs that the section has allocated a block.
-    pub(crate) fn allocated(&mut self, address: usize) {
+    /// Logs that the section has allocated a block of this many bytes.
+    pub(crate) fn allocated(&mut self, address: usize, len: usize) {
+        if holds(invariant::LIVE_BLOCKS_DURABLE) {
+            self.has_changed(Changed { address, len, follows: false });
+        }
         self.log_record(&Record::Allocated { address });
     }
 
@@ -450,7 +473,7 @@ impl ThreadSections {
         let (sections, place, number) = (self.heap.sections, log.place, log.number);
         ended.place = Some(place);
         log.room = writer.room();
-        let is_logged = writer.used() > log.begun_at + RECORD_BYTES || unlogged;
+        let is_logged = writer.used() > log.begun_at + writer.with_check(RECORD_BYTES) || unlogged;
         let waits = sections.has_waiting(place);
         if self.depends.is_empty() && !waits {
             if is_logged || marked {
@@ -541,6 +564,6 @@ fn has_room(sections: &Sections, place: Place, writer: &mut LogWriter, bytes: us
         }
         writer.has_room(bytes)
     }
-    let bytes = bytes + RECORD_BYTES;
+    let bytes = writer.with_check(bytes) + writer.with_check(RECORD_BYTES);
     writer.has_room(bytes) || make_room(sections, place, writer, bytes)
 }

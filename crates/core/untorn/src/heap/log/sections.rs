@@ -165,12 +165,12 @@ impl Sections {
         self.abandoned_unlogged.load(Acquire)
     }
 
-    /// Takes a place for a thread, with an empty log; returns it with the bytes for which there is room. None: all are
-    /// taken.
+    /// Takes a place for a thread, with an empty log; returns it with the bytes for which there is room, and
+    /// whether its records have checksums. None: all are taken.
     ///
     /// # Errors
     /// There is no room for a log.
-    pub(crate) fn take_place(&self) -> io::Result<Option<(Place, usize)>> {
+    pub(crate) fn take_place(&self) -> io::Result<Option<(Place, usize, bool)>> {
         let mut places = self.places.lock();
         let Some(memory) = places.memory.clone() else { return Ok(None) };
         let is_free = |place: &usize| !places.taken[*place] && self.busy[*place].waiting.load(Acquire) == 0;
@@ -181,8 +181,8 @@ impl Sections {
         }
         places.taken[at] = true;
         // SAFETY: the head of live memory, which is mapped for ever.
-        unsafe { SectionLogs::at(memory.head()) }.tail(at as Place).store(0, Release);
-        Ok(Some((at as Place, places.room[at])))
+        let is_checked = unsafe { SectionLogs::at(memory.head()) }.renew(at as Place);
+        Ok(Some((at as Place, places.room[at], is_checked)))
     }
 
     /// Gives a thread's place back.

@@ -162,6 +162,10 @@ pub(crate) fn release(heap: WeakHeap, lock: Option<(&MarkedLock, Mode)>) -> Resu
         return Ok(());
     }
     audit::after(heap, section);
+    section.persist_changes(|block| {
+        let block = NonNull::new(with_exposed_provenance_mut(block))?;
+        heap.size_of(block).ok()
+    });
     let ended = section.end(mark);
     unlock();
     finish(heap, ended);

@@ -98,7 +98,7 @@ impl<'h> Section<'h> {
             });
         }
         // SAFETY: in the heap, and the caller has exclusive access.
-        unsafe { section.log_bytes(at.expose_provenance(), len) };
+        unsafe { section.log_bytes(at.expose_provenance(), len, true) };
         Ok(())
     }
 

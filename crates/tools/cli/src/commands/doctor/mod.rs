@@ -85,6 +85,7 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     findings.extend(trust::directory(path, dir)?);
     findings.extend(trial::kernel(dir));
     findings.extend(trial::memory());
+    findings.push(trial::live_memory());
     findings.extend(trial::on_a_file(dir));
     findings.extend(sqlite::databases(path));
 

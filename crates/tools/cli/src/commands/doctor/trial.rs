@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::__private::sync_point;
 use untorn_os::{
-    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Storage, TrackerKind, memory_limit,
+    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, LiveMedium, MapRequest, Open, Storage, TrackerKind, memory_limit,
     mount_kernels,
 };
 use untorn_terminal::Failure;
@@ -72,6 +72,18 @@ fn mounts() -> Finding {
         (false, _) => Finding::new("untorn mount", "no").note("it needs Linux 5.15"),
         (true, []) => Finding::new("untorn mount", "in all modes"),
         (true, lacks) => Finding::new("untorn mount", "yes").note(format!("not on this kernel: {}", lacks.join(", "))),
+    }
+}
+
+/// Examines which failures the memory of live heaps survives.
+pub fn live_memory() -> Finding {
+    let dir = untorn_os::live_memory_top();
+    let found = |how: &str| Finding::new("live heaps", format!("{how} ({})", dir.display()));
+    match LiveMedium::of_directory(&dir, false) {
+        Ok(LiveMedium::Ordinary) => found("their memory survives the process"),
+        Ok(LiveMedium::Persistent) => found("their memory survives a power cut: the hardware writes the caches back"),
+        Ok(LiveMedium::Flushed) => found("sections in their memory survive a power cut, by flushes"),
+        Err(e) => found("not usable").note(e.to_string()),
     }
 }
 

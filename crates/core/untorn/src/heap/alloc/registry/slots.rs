@@ -8,7 +8,7 @@ use crate::heap::alloc::chunk_table::NOBODY;
 use crate::heap::alloc::metadata::Refused;
 use crate::heap::alloc::space::{Space, size_of_use};
 use crate::heap::alloc::thread_local::slot_of_this_thread;
-use crate::heap::image::layout::class_of;
+use crate::heap::image::layout::{SIZES, class_of};
 use crate::heap::log::section_thread::section_of;
 use crate::invariant;
 use std::alloc::Layout;
@@ -68,7 +68,8 @@ impl WeakHeap {
             })?,
         };
         if let Some(section) = section_of(self.opening) {
-            section.allocated(address as usize);
+            let bytes = class.map_or(layout.size(), |class| SIZES[class] as usize);
+            section.allocated(address as usize, bytes);
         }
         Ok(NonNull::new(address).expect("inside the heap"))
     }

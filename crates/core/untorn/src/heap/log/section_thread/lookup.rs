@@ -1,6 +1,6 @@
 //! Finds the calling thread's sections: those that it is in, and those in one heap.
 
-use super::log_writer::{WRITER, writer};
+use super::log_writer::{WRITER, has_hooks, writer};
 use super::{SectionHeap, ThreadSections};
 use crate::heap::log::section_log::LogWriter;
 use std::cell::RefCell;
@@ -70,7 +70,7 @@ pub unsafe fn log(address: usize, len: usize) {
         let (start, end) = (address.max(heap.start), address.saturating_add(len).min(heap.end));
         if start < end {
             // SAFETY: the caller's promise.
-            unsafe { section.log_bytes(start, end - start) };
+            unsafe { section.log_bytes(start, end - start, !has_hooks()) };
         }
     }
 }

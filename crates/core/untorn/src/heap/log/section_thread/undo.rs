@@ -1,7 +1,8 @@
 //! Undoes a thread's section, in the heap or in a copy of it.
 
 use super::ThreadSections;
-use crate::heap::log::section_log::{RECORD_BYTES, Record, parse};
+use crate::heap::log::section_log::{Record, parse};
+use crate::invariant;
 use std::ptr::null;
 
 impl ThreadSections {
@@ -44,17 +45,22 @@ impl ThreadSections {
     pub(crate) unsafe fn undo(&mut self) -> Vec<usize> {
         self.frees.clear();
         self.then.clear();
-        let Some(begun_at) = self.log.as_ref().filter(|log| log.begun).map(|log| log.begun_at) else {
+        if !self.log.as_ref().is_some_and(|log| log.begun) {
             return Vec::new();
-        };
+        }
+        let flushing = self.heap.logs.flushing();
         let allocated = self.take_back(|address, old| {
             let at = std::ptr::with_exposed_provenance_mut::<u8>(address);
             // SAFETY: bytes of the heap that this section has changed.
-            unsafe { at.copy_from_nonoverlapping(old.as_ptr(), old.len()) };
+            unsafe {
+                at.copy_from_nonoverlapping(old.as_ptr(), old.len());
+                flushing.flush(invariant::LIVE_ABORT_DURABLE, address, old.len());
+            }
         });
+        flushing.fence();
         self.first = null();
         // A kill from here on leaks the blocks that it had allocated.
-        self.writer().cut_back(begun_at + RECORD_BYTES);
+        self.writer().cut_back();
         // The section goes on, so it keeps its dependencies.
         for on in self.depends.clone() {
             self.log_record(&Record::Depends { on });
