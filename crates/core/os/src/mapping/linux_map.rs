@@ -5,7 +5,7 @@ use crate::descriptors::fork::process_generation;
 use crate::mapping::chunk_scan::ChunkScan;
 use crate::mapping::tracker::PageMap;
 use crate::mapping::{MapRequest, Mapping, Piece, TrackerKind};
-use rustix::fs::{self, Mode, OFlags};
+use rustix::fs::{self, AtFlags, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -43,6 +43,14 @@ fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(above_standard(|| fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?)
 }
 
+/// Whether pages of the file are mapped from byte-addressable memory. There `userfaultfd` must protect nothing: an access
+/// to a protected page that is not in the page table faults for ever, as `dax` does not replace the mark of the protection
+/// (seen on Linux 6.12).
+fn is_dax(file: &Fd) -> bool {
+    let found = file.own().map(|file| fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE));
+    matches!(found, Ok(Ok(found)) if found.stx_attributes.contains(StatxAttributes::DAX))
+}
+
 /// Opens the memory of this process as a file.
 fn own_memory(access: OFlags) -> io::Result<OwnedFd> {
     Ok(above_standard(|| fs::open("/proc/self/mem", access | OFlags::CLOEXEC, Mode::empty()))?)
@@ -63,7 +71,9 @@ impl LinuxMapping {
         let pagemap = PageMap::open().map(Some).or_else(|e| if explicit { Ok(None) } else { Err(e) })?;
         let scan = match request.tracker {
             Some(TrackerKind::PageMap | TrackerKind::Explicit) => None,
+            Some(TrackerKind::Scan) if is_dax(&file) => return Err(Errno::OPNOTSUPP.into()),
             Some(TrackerKind::Scan) => Some(ChunkScan::open()?),
+            None if is_dax(&file) => None,
             None => ChunkScan::open().ok(),
         };
         let mut flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
