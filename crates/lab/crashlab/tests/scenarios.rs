@@ -10,6 +10,7 @@ fn every_scene_ends_well() {
         println!("{name}");
         play().err().map(|wrong| format!("{name}: {wrong}"))
     };
-    let failures: Vec<String> = SCENARIOS.iter().filter(|scenario| scenario.0.contains(&only)).filter_map(failed).collect();
+    let failures: Vec<String> =
+        SCENARIOS.iter().filter(|scenario| scenario.0.contains(&only)).filter_map(failed).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

@@ -60,7 +60,13 @@ struct Moment {
 impl Progress {
     fn at(done: u64, root: u64) -> Progress {
         let set = |number| AtomicU64::new(number);
-        Progress { begun: set(done), ended: set(done), root_begun: set(root), root_set: set(root), ..Progress::default() }
+        Progress {
+            begun: set(done),
+            ended: set(done),
+            root_begun: set(root),
+            root_set: set(root),
+            ..Progress::default()
+        }
     }
 
     fn now(&self) -> Moment {
@@ -157,11 +163,11 @@ fn operate(heap: &Heap, data: NonNull<Data<'_>>, progress: &Progress, number: u6
     let changes = |value: &mut u64, to: u64| section.modify(value).map(|value| *value = to).map_err(failed);
     if kind == 1 {
         // An operation that is given up and begun anew.
+        changes(&mut data.done, 0)?;
         for _ in 0..rng.usize(1..6) {
             let account = rng.usize(..64);
             *section.modify(&mut data.accounts[account]).map_err(failed)? += 5;
         }
-        changes(&mut data.done, 0)?;
         // SAFETY: nothing refers to what is undone.
         unsafe { section.abort() }.map_err(failed)?;
     }
