@@ -172,8 +172,12 @@ fn other_memory_of_another_boot_is_refused() {
     if !can_flush(dir.path()) {
         return;
     }
-    let cases =
-        [(INODE_AT, "another file"), (32, "committed without this memory"), (64, "while it made"), (80, "another time")];
+    let cases = [
+        (INODE_AT, "another file"),
+        (32, "committed without this memory"),
+        (64, "while it made"),
+        (80, "another time"),
+    ];
     for (at, why) in cases {
         let memory = abandoned(dir.path());
         boots(&memory, &[(at, 0xeeee)]);

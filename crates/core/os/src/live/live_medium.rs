@@ -33,7 +33,9 @@ impl LiveMedium {
 
     /// The medium of a number. None: there is no such medium.
     pub fn of_number(number: u64) -> Option<LiveMedium> {
-        [LiveMedium::Ordinary, LiveMedium::Persistent, LiveMedium::Flushed].into_iter().find(|one| one.number() == number)
+        [LiveMedium::Ordinary, LiveMedium::Persistent, LiveMedium::Flushed]
+            .into_iter()
+            .find(|one| one.number() == number)
     }
 
     /// Whether the memory survives the end of the kernel and a power cut.

@@ -211,7 +211,14 @@ impl LiveMemory {
         let head = NonNull::new(head.cast()).ok_or(Errno::NOMEM)?;
         let (path, file) = (path.to_owned(), Arc::new(Fd::new(file)?));
         HEADS.write().push((head.as_ptr() as usize, file.clone()));
-        Ok(LiveMemory { path, file, head, is_synced, is_durable: AtomicBool::new(false), generation: process_generation() })
+        Ok(LiveMemory {
+            path,
+            file,
+            head,
+            is_synced,
+            is_durable: AtomicBool::new(false),
+            generation: process_generation(),
+        })
     }
 
     /// Whether the memory can survive a power cut: the file is on byte-addressable memory.

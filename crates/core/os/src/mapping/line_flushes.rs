@@ -84,7 +84,9 @@ mod tests {
             }
         };
         assert!(observe_lines(Box::new(observer)) && !observe_lines(Box::new(|_| {})));
-        for (at, len, lines) in [(0, 0, 0..0), (0, 1, 0..1), (63, 1, 0..1), (63, 2, 0..2), (64, 64, 1..2), (10, 200, 0..4)] {
+        for (at, len, lines) in
+            [(0, 0, 0..0), (0, 1, 0..1), (63, 1, 0..1), (63, 2, 0..2), (64, 64, 1..2), (10, 200, 0..4)]
+        {
             // SAFETY: within the vector.
             unsafe { flush_lines(base + at, len) };
             fence_lines();

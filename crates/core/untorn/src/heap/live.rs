@@ -191,14 +191,6 @@ pub(crate) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl F
     }
 }
 
-/// Removes memory of a process that was killed before the file named it, or after the file named it no more.
-fn remove_left(of: &Identity, uid: u32) {
-    for path in of.paths(uid) {
-        // On a copy of the file system, another heap may use it.
-        let _ = FoundMemory::open(&path).and_then(|found| found.remove_unused());
-    }
-}
-
 /// Looks for the memory that a heap's file names, and undoes the unfinished changes in it, if that is possible.
 ///
 /// # Errors
@@ -206,7 +198,9 @@ fn remove_left(of: &Identity, uid: u32) {
 pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<FoundLive> {
     let of = Identity::of(file)?;
     let Some(stamp) = Stamp::read(start) else {
-        remove_left(&of, file.store.storage.effective_user());
+        let boot = owner(file, &of, [0; 16])?.boot;
+        let paths = of.paths(file.store.storage.effective_user());
+        paths.iter().for_each(|path| memory_file::remove_left(path, &of, &boot));
         return Ok(FoundLive::Nothing);
     };
     let owner = owner(file, &of, stamp.incarnation)?;
@@ -519,7 +513,10 @@ fn memory_of(path: &Path) -> Option<LiveMemoryFound> {
     let meta = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let users = [rustix::process::geteuid().as_raw(), meta.uid()];
     let of = Identity::at(path, &meta);
-    let found = users.into_iter().flat_map(|uid| of.paths(uid)).find_map(|path| Some((std::fs::symlink_metadata(&path).ok()?.blocks() * 512, path)));
+    let found = users
+        .into_iter()
+        .flat_map(|uid| of.paths(uid))
+        .find_map(|path| Some((std::fs::symlink_metadata(&path).ok()?.blocks() * 512, path)));
     found.map(|(bytes, memory)| {
         let class = FoundMemory::open(&memory).ok().and_then(|found| medium_in(&found)).map(class_of);
         LiveMemoryFound { path: path.to_owned(), memory, bytes, class }

@@ -181,7 +181,9 @@ impl Recording {
             LineEvent::Fence if self.pending.get(&thread).is_none_or(Vec::is_empty) => return Ok(()),
             LineEvent::Fence => None,
         };
-        if self.one_in > 0 && self.rng.u32(..self.one_in) == 0 {
+        // Many lines are flushed in a row, and fences order them.
+        let one_in = if matches!(event, LineEvent::Flush(_)) { self.one_in * 32 } else { self.one_in };
+        if self.one_in == 1 || one_in > 0 && self.rng.u32(..one_in) == 0 {
             let left = self.cut()?;
             (self.take)(Left::new(&self.first, &left));
         }

@@ -9,8 +9,8 @@ use serde_json::json;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use untorn::{Error, FailureClass};
 use untorn::offline::{self, Inspection, SlotInfo};
+use untorn::{Error, FailureClass};
 use untorn_terminal::table::{bytes, count, pairs};
 use untorn_terminal::{Failure, Output};
 

@@ -3,11 +3,12 @@
 use crate::engine::handles::file::File;
 use crate::engine::handles::new_mapping::not_made_yet;
 use crate::engine::options::FailureClass;
+use crate::heap::log::live_head::is_of_another_device;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{LiveMedium, LiveMemory, file_system_id, lasting_memory_path, live_memory_path};
+use untorn_os::{FoundMemory, LiveMedium, LiveMemory, file_system_id, lasting_memory_path, live_memory_path};
 
 /// The identity of a heap's file.
 #[derive(Clone, Copy, Debug)]
@@ -52,11 +53,22 @@ impl Identity {
     }
 }
 
+/// Removes memory that a file does not name: of a process that was killed before the file named it, or after the file
+/// named it no more, or of a removed file. On a copy of the file system, another heap may use it.
+pub(crate) fn remove_left(path: &Path, of: &Identity, boot: &[u8; 16]) {
+    let removed = FoundMemory::open(path)
+        .and_then(|found| Ok(!is_of_another_device(&found, boot, of.device) && found.remove_unused()?));
+    // If it stays, there is memory of class `process` beside it.
+    let _ = removed;
+}
+
 /// Checks that a class can be wanted of live memory.
 pub(crate) fn check_wanted(wanted: Option<FailureClass>) -> Result<()> {
     match wanted {
         None | Some(FailureClass::Process | FailureClass::Memory) => Ok(()),
-        Some(_) => Err(Error::invalid("live memory is of class `process` or `memory`; its cuts are of the store's class")),
+        Some(_) => {
+            Err(Error::invalid("live memory is of class `process` or `memory`; its cuts are of the store's class"))
+        }
     }
 }
 
@@ -96,8 +108,7 @@ pub(crate) fn choose(
         Some(has) if has != lasting => {
             return only_ordinary("the heap has memory of class `process`. Close the heap, and open it again");
         }
-        // Nobody removes it: it is in use, by a heap on a copy of the file system.
-        None if lasting.symlink_metadata().is_ok() => {
+        None if is_taken(file, &lasting, of)? => {
             return only_ordinary(
                 "a heap in a copy of this file system, which has the same identity, uses the same memory. Close that one",
             );
@@ -115,6 +126,14 @@ pub(crate) fn choose(
             dir.display()
         )),
     }
+}
+
+/// Whether there is memory at a path that another heap needs.
+fn is_taken(file: &File, path: &Path, of: &Identity) -> Result<bool> {
+    if path.symlink_metadata().is_ok() {
+        remove_left(path, of, &file.store.storage.boot_id().context("read the boot id for", file.path())?);
+    }
+    Ok(path.symlink_metadata().is_ok())
 }
 
 /// The class of the failures that memory of this medium survives.

@@ -126,9 +126,19 @@ pub(crate) fn medium_in(memory: &FoundMemory) -> Option<LiveMedium> {
         let mut bytes = [0; 8];
         memory.read_at(&mut bytes, at as u64).ok().map(|()| u64::from_ne_bytes(bytes))
     };
-    let is_one = number(offset_of!(Head, magic))? == u64::from_ne_bytes(MAGIC)
-        && number(offset_of!(Head, version))? == VERSION;
+    let is_one =
+        number(offset_of!(Head, magic))? == u64::from_ne_bytes(MAGIC) && number(offset_of!(Head, version))? == VERSION;
     LiveMedium::of_number(number(MEDIUM_AT)?).filter(|_| is_one)
+}
+
+/// Whether a memory file is that of a heap on another device in this boot.
+pub(crate) fn is_of_another_device(memory: &FoundMemory, boot: &[u8; 16], device: u64) -> bool {
+    let (mut its_boot, mut its_device) = ([0; 16], [0; 8]);
+    let owner = offset_of!(Head, owner) as u64;
+    let read = memory
+        .read_at(&mut its_boot, owner + offset_of!(Owner, boot) as u64)
+        .and_then(|()| memory.read_at(&mut its_device, owner + offset_of!(Owner, device) as u64));
+    read.is_ok() && its_boot == *boot && u64::from_ne_bytes(its_device) != device
 }
 
 impl Said {
@@ -194,9 +204,8 @@ impl Whose {
     /// Whether the file at this path is the heap's. The numbers alone do not prove it: another disk may have the same
     /// device number, and a file there the same inode number.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
-        let has_numbers = std::fs::symlink_metadata(path).is_ok_and(|meta| {
-            meta.ino() == self.inode && self.device.is_none_or(|device| device == meta.dev())
-        });
+        let has_numbers = std::fs::symlink_metadata(path)
+            .is_ok_and(|meta| meta.ino() == self.inode && self.device.is_none_or(|device| device == meta.dev()));
         has_numbers && !self.handle.differs(&FileHandle::of(path))
     }
 }
@@ -437,7 +446,8 @@ impl LiveHead {
     /// Why a heap cannot continue from this memory; `bytes` is its size, `stamp` that of the file. None: it can.
     pub(crate) fn problem(&self, owner: &Owner, stamp: &Stamp, bytes: u64) -> Option<&'static str> {
         let head = self.head();
-        let Some(medium) = self.flushing().known_medium().filter(|_| head.magic == MAGIC && head.version == VERSION) else {
+        let Some(medium) = self.flushing().known_medium().filter(|_| head.magic == MAGIC && head.version == VERSION)
+        else {
             return Some("it is not live memory of this version of Untorn");
         };
         let is_of_other_boot = head.owner.boot != owner.boot;

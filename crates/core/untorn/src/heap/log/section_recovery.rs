@@ -60,9 +60,12 @@ fn sections_of(log: &[u8]) -> Option<Vec<LoggedSection<'_>>> {
             });
             continue;
         }
+        if let Record::Check { .. } = record {
+            continue;
+        }
         let section = all.last_mut().filter(|section| !section.complete)?;
         match record {
-            Record::Begin { .. } => unreachable!("above"),
+            Record::Begin { .. } | Record::Check { .. } => unreachable!("above"),
             Record::End { number } => {
                 if number != section.number {
                     return None;
@@ -74,7 +77,7 @@ fn sections_of(log: &[u8]) -> Option<Vec<LoggedSection<'_>>> {
             Record::Clock { clock } => now = clock,
             Record::Allocated { address } => section.allocated.push(address),
             Record::Frees { address } => section.frees.push(address),
-            Record::Freed | Record::Check { .. } => {}
+            Record::Freed => {}
         }
     }
     // In memory that needs flushes, the record that begins a section may be there alone.

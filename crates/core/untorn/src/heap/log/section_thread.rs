@@ -20,10 +20,10 @@ use crate::invariant;
 pub(crate) use log_writer::writer;
 pub use log_writer::{has_hooks, set_hooks};
 pub use lookup::log;
-use persist::Changed;
 pub(crate) use lookup::{
     current_of, known_sections, last_sections, open_section, section_of, sections_in, set_current,
 };
+use persist::Changed;
 use std::ops::Range;
 use std::ptr::null;
 use std::sync::atomic::Ordering::{Relaxed, Release};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::__private::sync_point;
 use untorn_os::{
-    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, LiveMedium, MapRequest, Open, Storage, TrackerKind, memory_limit,
-    mount_kernels,
+    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, LiveMedium, MapRequest, Open, Storage, TrackerKind,
+    memory_limit, mount_kernels,
 };
 use untorn_terminal::Failure;
 use untorn_terminal::table::bytes;
