@@ -182,6 +182,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         in_memory_max: 0,
         window_bytes: 4096,
         index_bytes_least: 0,
+        memory: true,
         spare: false,
         readers: false,
         readers_space: None,

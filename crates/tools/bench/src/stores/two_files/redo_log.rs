@@ -175,7 +175,8 @@ mod tests {
         let mut expected = log.read(0).unwrap();
         let bytes = [7; 100];
         expected[100..200].copy_from_slice(&bytes);
-        let record = log.record(&[Change { file: 0, at: 100, bytes: &bytes }]).unwrap();
+        let change = [Change { file: 0, at: 100, bytes: &bytes }];
+        let record = record_of(&change, 64, |file, into, at| read_some(&log.files[file], into, at)).unwrap();
         let length = u64::from_le_bytes(record[..8].try_into().unwrap());
         assert_eq!((length, record.len()), (record.len() as u64, HEAD_BYTES + 24 + 192));
         assert!(record[HEAD_BYTES + 24..] == expected[64..256]);
