@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 /// The words of a pool that may be such pointers.
 const WORDS: usize = 8192 / size_of::<usize>();
-/// The flag of a copy that is not flushed.
-const NO_FLUSH: c_uint = 1 << 1;
+/// The flag of a copy that is not flushed (`PMEM_F_MEM_NOFLUSH` of libpmem.h).
+const NO_FLUSH: c_uint = 1 << 5;
 
 functions! {
     Flushes {
