@@ -102,7 +102,7 @@ for ((n = 1; n <= CUTS; n++)); do
     cut
     check_log 0 $((n > 2))
     judge "$type-killed" "$promised"
-    [ $((n % 10)) -ne 0 ] || echo "nvm-tests: killed $n of $CUTS; plain files torn: $(total torn $controls)"
+    [ $((n % 10)) -ne 0 ] || echo "nvm-tests: killed $n of $CUTS; torn without Untorn: $(total torn $controls)"
 done
 
 rm -f "$place"/*.memory
@@ -118,7 +118,7 @@ for n in "${!machines[@]}"; do
     cut
     check_log $panics $panics
     judge "$machine" "$promised"
-    echo "nvm-tests: $machine: $panics panics; plain files torn: $(total torn $controls)"
+    echo "nvm-tests: $machine: $panics panics; torn without Untorn: $(total torn $controls)"
 done
 
 echo "after $CUTS killed machines and $PANICS panics:"
