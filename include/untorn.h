@@ -107,6 +107,12 @@
  */
 #define UNTORN_CLASS_REMOTE 2
 
+/**
+ * Failure class of the memory of a live heap on byte-addressable memory: it survives process, kernel and power failures,
+ * without a commit (untorn_heap_options.live_class). No class of a store.
+ */
+#define UNTORN_CLASS_MEMORY 3
+
 /** untorn_options.remote_on_timeout: all that waits for the slot is held, for as long as it takes. The default. */
 #define UNTORN_REMOTE_HOLD 0
 
@@ -751,6 +757,13 @@ typedef struct untorn_heap_options {
      * than the disk writes is not slowed down. 0: no limit.
      */
     uint64_t cut_within_ms;
+    /**
+     * With UNTORN_HEAP_LIVE: the class that the heap's working memory must have. UNTORN_CLASS_MEMORY: the memory survives
+     * kernel crashes and power cuts, because it is on byte-addressable memory (UNTORN_LIVE_DIR); elsewhere
+     * UNTORN_E_UNSUPPORTED. UNTORN_CLASS_PROCESS: it survives the end of the process alone, wherever it is. 0:
+     * UNTORN_CLASS_MEMORY where that is possible.
+     */
+    uint64_t live_class;
 } untorn_heap_options;
 
 /** Statistics of a heap. Sizes are in bytes. */
@@ -1627,6 +1640,21 @@ int untorn_heap_close(struct untorn_heap *heap);
  * opened with UNTORN_HEAP_LIVE. -1 with EBADF.
  */
 int untorn_heap_live_start(const struct untorn_heap *heap);
+
+/**
+ * Returns the class of a live heap's working memory: UNTORN_CLASS_MEMORY or UNTORN_CLASS_PROCESS; 0: the heap was not
+ * opened with UNTORN_HEAP_LIVE. -1 with EBADF.
+ */
+int untorn_heap_live_class(const struct untorn_heap *heap);
+
+/**
+ * Makes bytes of a live heap durable that were stored outside of sections and of untorn_heap_begin() and
+ * untorn_heap_end(), if its memory is of UNTORN_CLASS_MEMORY and its lines need flushes. Does nothing otherwise. Returns 0,
+ * or -1: EINVAL (the bytes are not in the heap), EBADF.
+ */
+int untorn_heap_flush(struct untorn_heap *heap,
+                      const void *address,
+                      size_t len);
 
 /**
  * Holds off commits until untorn_heap_release_cuts() in the same thread: for changes in steps each of which leaves

@@ -157,11 +157,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LIVE_BLOCKS_DURABLE
         | invariant::LIVE_REFERENCED_DURABLE
         | invariant::LIVE_END_DURABLE
-        | invariant::LIVE_FREED_DURABLE
         | invariant::LIVE_GENERATION_DURABLE
-        | invariant::LIVE_LOGS_VOID
-        | invariant::LIVE_ABORT_DURABLE
-        | invariant::LIVE_ABORT_ERASED
         | invariant::LIVE_BITS_DURABLE
         | invariant::LIVE_SAVED_DURABLE
         | invariant::LIVE_SETTLED_DURABLE
@@ -218,6 +214,12 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
             "not here: no scenario kills a process within the allocator; \
              `a_kill_at_any_instruction_leaves_the_allocator_whole` fails without it",
         ),
+        invariant::LIVE_FREED_DURABLE
+        | invariant::LIVE_LOGS_VOID
+        | invariant::LIVE_ABORT_DURABLE
+        | invariant::LIVE_ABORT_ERASED => {
+            Some("not shown yet: the power cuts of `sections_survive_power_cuts` have not hit the steps that it orders")
+        }
         invariant::STORES_SINCE_UNDO_FOUND => Some(
             "not here: no program of one thread stores during a rollback; `a_store_during_a_rollback_is_not_forgotten` \
              fails without it",

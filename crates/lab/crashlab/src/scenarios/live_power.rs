@@ -298,7 +298,7 @@ fn check(heap: &Heap, moment: &Moment, digests: &[u64]) -> Result<(u64, u64), St
 
 /// Power cuts within the openings and the work of a heap, and within those that follow.
 pub(crate) fn sections_survive_power_cuts() -> Result<(), String> {
-    let seeds: u64 = std::env::var("UNTORN_POWER_CUTS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(1);
+    let seeds: u64 = std::env::var("UNTORN_POWER_CUTS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(2);
     (0..seeds).try_for_each(|seed| cut_power(seed).map_err(|e| format!("seed {seed}: {e}")))
 }
 
