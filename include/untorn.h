@@ -168,6 +168,12 @@
  */
 #define UNTORN_IN_ORDER 128
 
+/**
+ * Options flag: commits are written and flushed by calls also where the journal lies in byte-addressable memory.
+ * Without it, they are stored there without calls (docs/MEDIA.md).
+ */
+#define UNTORN_NO_MEMORY_STORES 256
+
 /** untorn_options.readers_space: keep nothing for readers. A snapshot then lasts until the next checkpoint. */
 #define UNTORN_READERS_SPACE_NONE UINT64_MAX
 
@@ -525,7 +531,7 @@ typedef struct untorn_options {
     uint32_t failure_class;
     /**
      * UNTORN_CREATE, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
-     * UNTORN_READERS_ALL, UNTORN_IN_ORDER, or'ed.
+     * UNTORN_READERS_ALL, UNTORN_IN_ORDER, UNTORN_NO_MEMORY_STORES, or'ed.
      */
     uint32_t flags;
     /**
@@ -633,6 +639,8 @@ typedef struct untorn_status {
     uint64_t remote_late;
     /** 1 if commits count as remote without an acknowledgement: UNTORN_REMOTE_DEGRADE, and remote_late. */
     uint64_t remote_degraded;
+    /** 1 if commits are stored to byte-addressable memory, without calls. Known from the first one on. */
+    uint64_t journal_in_memory;
 } untorn_status;
 
 /** A file or directory that a snapshot has under a name. */
