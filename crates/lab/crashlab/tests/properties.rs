@@ -226,6 +226,6 @@ fn changes_that_are_all_or_nothing() {
             table += &format!("{file_system:<24} {:<6} {:<6} {}\n", words[0], words[1], words[2]);
         }
     }
-    println!("{:<24} {:<6} {:<6} {}\n{table}", "all or nothing:", "a name", "data", "two files");
+    println!("{:<24} {:<6} {:<6} two files\n{table}", "all or nothing:", "a name", "data");
     assert!(wrong.is_empty(), "{wrong:?}");
 }

@@ -259,7 +259,7 @@ impl OwnersPage {
     }
 
     /// Wakes those who follow the log. A number that was published without a call is no event for them, so it is written
-    /// once more. Followers who came within the last [`FOLLOWERS_LOOK`] are not known yet, and look again by themselves.
+    /// once more. Followers who came within the last `FOLLOWERS_LOOK` are not known yet, and look again by themselves.
     pub fn wake_followers(&self, storage: &dyn Storage) {
         if self.memory.is_none() {
             return;

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 pub enum LineEvent {
     /// The line at this address is about to be flushed.
     Flush(usize),
-    /// What the thread has flushed is durable.
+    /// The thread's earlier flushes are durable.
     Fence,
     /// All of the live memory with its head at this address is durable.
     Sync(usize),

@@ -30,7 +30,7 @@ struct Parts(Vec<(u64, Vec<u8>)>);
 impl Parts {
     fn ranges(len: u64) -> impl Iterator<Item = Range<u64>> {
         let logs = (0..LOGS).map(|log| LOGS_AT + log * LOG_BYTES..LOGS_AT + log * LOG_BYTES + LOG_USED);
-        [0..LIVE_OWN_BYTES as u64].into_iter().chain(logs).chain([LIVE_HEAD_BYTES as u64..len])
+        std::iter::once(0..LIVE_OWN_BYTES as u64).chain(logs).chain(std::iter::once(LIVE_HEAD_BYTES as u64..len))
     }
 
     fn read(file: &File) -> io::Result<Parts> {

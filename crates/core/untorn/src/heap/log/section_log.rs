@@ -357,7 +357,7 @@ impl LogWriter {
     }
 
     #[inline]
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 

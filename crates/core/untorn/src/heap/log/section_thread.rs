@@ -23,7 +23,6 @@ pub use lookup::log;
 pub(crate) use lookup::{
     current_of, known_sections, last_sections, open_section, section_of, sections_in, set_current,
 };
-use persist::Changed;
 use std::ops::Range;
 use std::ptr::null;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -63,6 +62,14 @@ struct Log {
     is_checked: bool,
     /// The number of the first section in the log.
     first: u64,
+}
+
+/// Bytes that a section has changed, to be flushed at its end.
+struct Changed {
+    address: usize,
+    len: usize,
+    /// Blocks that the bytes point to may have been stored to without a record: a push stores behind the end of a vector.
+    follows: bool,
 }
 
 /// A thread's sections in one heap.
@@ -472,7 +479,7 @@ impl ThreadSections {
         };
         let (sections, place, number) = (self.heap.sections, log.place, log.number);
         ended.place = Some(place);
-        log.room = writer.room();
+        log.room = writer.limit();
         let is_logged = writer.used() > log.begun_at + writer.with_check(RECORD_BYTES) || unlogged;
         let waits = sections.has_waiting(place);
         if self.depends.is_empty() && !waits {

@@ -1,15 +1,7 @@
 //! The changes of a section in memory that needs flushes: they are durable before the section ends.
 
-use super::ThreadSections;
+use super::{Changed, ThreadSections};
 use crate::invariant;
-
-/// Bytes that a section has changed, to be flushed at its end.
-pub(super) struct Changed {
-    pub address: usize,
-    pub len: usize,
-    /// Blocks that the bytes point to may have been stored to without a record: a push stores behind the end of a vector.
-    pub follows: bool,
-}
 
 impl ThreadSections {
     /// Notes bytes that the section changes, if they have to be flushed.
