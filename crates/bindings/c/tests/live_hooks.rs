@@ -94,7 +94,7 @@ const MISSING: &str = r#"
 #include <stdlib.h>
 #include <untorn.h>
 int main(int argc, char **argv) {
-    untorn_heap_options options = {sizeof options, 0, 0, 0, UNTORN_HEAP_LIVE | UNTORN_CREATE, 0, 0, 0};
+    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_LIVE | UNTORN_CREATE};
     untorn_heap *heap = untorn_heap_open(argv[argc - 1], &options, NULL);
     long *n = untorn_heap_malloc(heap, 16);
     untorn_mutex mutex = {{0}};

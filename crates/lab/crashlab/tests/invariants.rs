@@ -167,6 +167,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LIVE_CHANGE_ENDED
         | invariant::LIVE_ROOT_SYNCED
         | invariant::LIVE_MENDED_DURABLE => Some("sections_survive_power_cuts"),
+        invariant::LIVE_LOGS_VOID | invariant::LIVE_ABORT_DURABLE => Some("aborts_survive_power_cuts"),
         invariant::LIVE_CUT_DURABLE | invariant::LIVE_READY_DURABLE | invariant::LIVE_FLUSHED_ON_DEMAND => {
             Some("what_a_heap_in_memory_told_is_durable")
         }
@@ -214,10 +215,7 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
             "not here: no scenario kills a process within the allocator; \
              `a_kill_at_any_instruction_leaves_the_allocator_whole` fails without it",
         ),
-        invariant::LIVE_FREED_DURABLE
-        | invariant::LIVE_LOGS_VOID
-        | invariant::LIVE_ABORT_DURABLE
-        | invariant::LIVE_ABORT_ERASED => {
+        invariant::LIVE_FREED_DURABLE | invariant::LIVE_ABORT_ERASED => {
             Some("not shown yet: the power cuts of `sections_survive_power_cuts` have not hit the steps that it orders")
         }
         invariant::STORES_SINCE_UNDO_FOUND => Some(

@@ -201,12 +201,12 @@ fn memory_that_was_not_finished_is_removed() {
     let memory = machine.memories().pop().unwrap();
     let file = fs::File::options().write(true).open(&memory).unwrap();
     let version = 8;
-    file.write_all_at(&3u64.to_ne_bytes(), version).unwrap();
+    file.write_all_at(&4u64.to_ne_bytes(), version).unwrap();
     for arguments in [&[][..], &["--remove-lost"]] {
         let said = machine.rescue(arguments).ok();
         assert!(said.contains("another version of Untorn"), "{said}");
     }
-    file.write_all_at(&4u64.to_ne_bytes(), version).unwrap();
+    file.write_all_at(&5u64.to_ne_bytes(), version).unwrap();
     let before = machine.rescue(&[]).ok();
     assert!(before.contains("committed ("), "{before}");
     let not_ready = || file.write_all_at(&[0; 8], 64).unwrap();

@@ -349,9 +349,9 @@ pub extern "C" fn untorn_heap_live_class(heap: *const untorn_heap) -> c_int {
     })
 }
 
-/// Makes bytes of a live heap durable that were stored outside of sections and of untorn_heap_begin() and
-/// untorn_heap_end(), if its memory is of UNTORN_CLASS_MEMORY and its lines need flushes. Does nothing otherwise. Returns 0,
-/// or -1: EINVAL (the bytes are not in the heap), EBADF.
+/// Makes bytes of a live heap durable that were stored outside of sections. Needed if its memory is of
+/// UNTORN_CLASS_MEMORY and its lines need flushes; does nothing otherwise. Bytes that were stored between
+/// untorn_heap_begin() and untorn_heap_end() need no call. Returns 0, or -1: EINVAL (the bytes are not in the heap), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_flush(heap: *mut untorn_heap, address: *const c_void, len: usize) -> c_int {
     guard_status(|| with_heap(heap, |heap| Ok(heap.flush(address.cast(), len)?)))

@@ -1,6 +1,6 @@
 //! Power cuts over the memory of a live heap that needs flushes. A recording follows the flushes and fences of this
 //! process, and knows so which lines of the memory are durable. At a power cut the memory has these, and of the other
-//! stores any aligned parts of eight bytes.
+//! stores any aligned parts of eight bytes. A cache may also write lines back by itself, at any time before that.
 
 use fastrand::Rng;
 use parking_lot::{Mutex, MutexGuard};
@@ -187,6 +187,9 @@ impl Recording {
             let left = self.cut()?;
             (self.take)(Left::new(&self.first, &left));
         }
+        if one_in > 0 && self.rng.u32(..one_in) == 0 {
+            self.write_back()?;
+        }
         match (event, offset) {
             (LineEvent::Flush(_), Some(offset)) => {
                 let mut line = [0; LINE];
@@ -208,6 +211,18 @@ impl Recording {
             (LineEvent::Sync(_), _) => self.durable = self.current()?,
             (LineEvent::Flush(_), None) => {}
         }
+        Ok(())
+    }
+
+    /// The cache writes lines back: what a power cut could leave is durable, also if it is stored to again.
+    fn write_back(&mut self) -> io::Result<()> {
+        let mut written = self.cut()?;
+        for (offset, flushed) in self.pending.values_mut().flatten() {
+            let (Some(old), Some(new)) = (self.durable.line(*offset), written.line(*offset)) else { continue };
+            let words = flushed.chunks_mut(8).zip(old.chunks(8).zip(new.chunks(8)));
+            words.filter(|(_, (old, new))| old != new).for_each(|(flushed, (_, new))| flushed.copy_from_slice(new));
+        }
+        self.durable = written;
         Ok(())
     }
 

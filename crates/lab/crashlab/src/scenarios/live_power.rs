@@ -140,12 +140,21 @@ impl Data<'_> {
     }
 }
 
+/// A section that is given up and begun anew.
+const ABORTED: u8 = 1;
+
 /// Makes the operation of this number, as one section or as a change under a guard.
-fn operate(heap: &Heap, data: NonNull<Data<'_>>, progress: &Progress, number: u64) -> Result<(), String> {
+fn operate(
+    heap: &Heap,
+    data: NonNull<Data<'_>>,
+    progress: &Progress,
+    number: u64,
+    kind: Option<u8>,
+) -> Result<(), String> {
     let mut rng = Rng::with_seed(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     // SAFETY: this thread alone uses it.
     let data = unsafe { &mut *data.as_ptr() };
-    let kind = rng.u8(..12);
+    let kind = kind.unwrap_or(rng.u8(..12));
     if kind == 0 {
         progress.guarded.store(number, Relaxed);
         progress.begun.store(number, Relaxed);
@@ -161,8 +170,7 @@ fn operate(heap: &Heap, data: NonNull<Data<'_>>, progress: &Progress, number: u6
     progress.begun.store(number, Relaxed);
     let section = heap.section().map_err(failed)?;
     let changes = |value: &mut u64, to: u64| section.modify(value).map(|value| *value = to).map_err(failed);
-    if kind == 1 {
-        // An operation that is given up and begun anew.
+    if kind == ABORTED {
         changes(&mut data.done, 0)?;
         for _ in 0..rng.usize(1..6) {
             let account = rng.usize(..64);
@@ -226,12 +234,18 @@ fn set_root(heap: &Heap, progress: &Progress, number: u64) -> Result<(), String>
     Ok(())
 }
 
-/// Operations of these numbers; appends the digest after each.
-fn run(heap: &Heap, progress: &Progress, many: u64, digests: &mut Vec<u64>) -> Result<(), String> {
+/// Operations of these numbers, all of one kind or of any; appends the digest after each.
+fn run(
+    heap: &Heap,
+    progress: &Progress,
+    many: u64,
+    kind: Option<u8>,
+    digests: &mut Vec<u64>,
+) -> Result<(), String> {
     let data = data_in(heap)?;
     let mut blocks = Vec::new();
     for number in digests.len() as u64..digests.len() as u64 + many {
-        operate(heap, data, progress, number)?;
+        operate(heap, data, progress, number, kind)?;
         // SAFETY: this thread alone uses it.
         digests.push(unsafe { data.as_ref() }.digest());
         if number % 9 == 4 {
@@ -299,10 +313,26 @@ fn check(heap: &Heap, moment: &Moment, digests: &[u64]) -> Result<(u64, u64), St
 /// Power cuts within the openings and the work of a heap, and within those that follow.
 pub(crate) fn sections_survive_power_cuts() -> Result<(), String> {
     let seeds: u64 = std::env::var("UNTORN_POWER_CUTS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(2);
-    (0..seeds).try_for_each(|seed| cut_power(seed).map_err(|e| format!("seed {seed}: {e}")))
+    let plan = Plan { operations: 250, kind: None, one_in: 80 };
+    (0..seeds).try_for_each(|seed| cut_power(seed, plan).map_err(|e| format!("seed {seed}: {e}")))
 }
 
-fn cut_power(seed: u64) -> Result<(), String> {
+/// Power cuts within sections that are given up and begun anew.
+pub(crate) fn aborts_survive_power_cuts() -> Result<(), String> {
+    cut_power(0, Plan { operations: 24, kind: Some(ABORTED), one_in: 2 })
+}
+
+/// The operations of a program, and how often the power is cut.
+#[derive(Clone, Copy)]
+struct Plan {
+    operations: u64,
+    /// The kind of all operations; None: any.
+    kind: Option<u8>,
+    /// The power is cut at one of so many events.
+    one_in: u32,
+}
+
+fn cut_power(seed: u64, plan: Plan) -> Result<(), String> {
     let dir = TempDir::new().map_err(|e| e.to_string())?;
     let place = store(dir.path())?;
     let heap = open(&place)?;
@@ -317,9 +347,9 @@ fn cut_power(seed: u64) -> Result<(), String> {
     let progress = Arc::new(Progress::default());
     let cuts = {
         let progress = progress.clone();
-        PowerCuts::begin(&memory, seed, 80, move || progress.now())?
+        PowerCuts::begin(&memory, seed, plan.one_in, move || progress.now())?
     };
-    run(&heap, &progress, 250, &mut digests)?;
+    run(&heap, &progress, plan.operations, plan.kind, &mut digests)?;
     let images = cuts.end()?;
     drop(heap);
     let mut nested = 0;
@@ -373,7 +403,7 @@ fn power_cuts_after(
     progress.outside.store(moment.outside + 2, Relaxed);
     opened.store(1, Relaxed);
     let mut known = digests[..=done as usize].to_vec();
-    run(&heap, &progress, 8, &mut known)?;
+    run(&heap, &progress, 8, None, &mut known)?;
     Ok((cuts.end()?, known))
 }
 

@@ -91,6 +91,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_cut_is_of_one_moment", live::a_cut_is_of_one_moment),
     ("what_a_live_heap_had_is_committed", live::what_a_live_heap_had_is_committed),
     ("sections_survive_power_cuts", live_power::sections_survive_power_cuts),
+    ("aborts_survive_power_cuts", live_power::aborts_survive_power_cuts),
     ("sections_of_threads_survive_power_cuts", live_power::sections_of_threads_survive_power_cuts),
     ("what_a_heap_in_memory_told_is_durable", live_power::what_a_heap_in_memory_told_is_durable),
     ("released_segments_are_zeros_after_a_power_cut", live_power::released_segments_are_zeros_after_a_power_cut),
