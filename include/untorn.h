@@ -1656,9 +1656,9 @@ int untorn_heap_live_start(const struct untorn_heap *heap);
 int untorn_heap_live_class(const struct untorn_heap *heap);
 
 /**
- * Makes bytes of a live heap durable that were stored outside of sections and of untorn_heap_begin() and
- * untorn_heap_end(), if its memory is of UNTORN_CLASS_MEMORY and its lines need flushes. Does nothing otherwise. Returns 0,
- * or -1: EINVAL (the bytes are not in the heap), EBADF.
+ * Makes bytes of a live heap durable that were stored outside of sections. Needed if its memory is of
+ * UNTORN_CLASS_MEMORY and its lines need flushes; does nothing otherwise. Bytes that were stored between
+ * untorn_heap_begin() and untorn_heap_end() need no call. Returns 0, or -1: EINVAL (the bytes are not in the heap), EBADF.
  */
 int untorn_heap_flush(struct untorn_heap *heap,
                       const void *address,

@@ -117,7 +117,7 @@ fn a_killed_process_leaves_its_stores() {
 fn memory_is_used_where_it_is_unless_an_option_forbids_it() {
     for (lines, allowed) in [(true, true), (true, false), (false, true)] {
         let disk = SimDisk::new(Options { lines, ..Options::default() });
-        let options = StoreOptions::new().create(true).background(false).sizes(1 << 20, 16 << 10, 32 << 10);
+        let options = StoreOptions::new().create(true).background(false).sizes(32 << 20, 8 << 20, 64 << 10);
         let options = options.memory(allowed);
         let store = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new()).unwrap();
         let file = store.open_or_create_file("a").unwrap();
@@ -125,11 +125,10 @@ fn memory_is_used_where_it_is_unless_an_option_forbids_it() {
             file.write_at(text, 0).unwrap();
             file.commit().unwrap();
         };
-        // It makes the segment, the second one is the first that may be stored.
-        commit(b"first");
-        commit(b"other");
+        // The first ones make the segment and the file.
+        [b"first", b"other", b"third"].into_iter().for_each(|text| commit(text));
         let (status, syncs) = (store.status(), store.status().syncs);
-        commit(b"third");
+        commit(b"later");
         assert_eq!(status.journal_in_memory, lines && allowed, "lines {lines}, allowed {allowed}");
         assert_eq!(store.status().syncs - syncs, u64::from(!(lines && allowed)), "lines {lines}, allowed {allowed}");
     }
