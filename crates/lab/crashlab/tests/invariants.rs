@@ -165,9 +165,10 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LIVE_CHANGING_DURABLE
         | invariant::LIVE_CHANGE_SYNCED
         | invariant::LIVE_CHANGE_ENDED
-        | invariant::LIVE_ROOT_SYNCED
-        | invariant::LIVE_MENDED_DURABLE => Some("sections_survive_power_cuts"),
-        invariant::LIVE_LOGS_VOID | invariant::LIVE_ABORT_DURABLE => Some("aborts_survive_power_cuts"),
+        | invariant::LIVE_ROOT_SYNCED => Some("sections_survive_power_cuts"),
+        invariant::LIVE_LOGS_VOID | invariant::LIVE_ABORT_DURABLE | invariant::LIVE_MENDED_DURABLE => {
+            Some("aborts_survive_power_cuts")
+        }
         invariant::LIVE_CUT_DURABLE | invariant::LIVE_READY_DURABLE | invariant::LIVE_FLUSHED_ON_DEMAND => {
             Some("what_a_heap_in_memory_told_is_durable")
         }

@@ -235,13 +235,7 @@ fn set_root(heap: &Heap, progress: &Progress, number: u64) -> Result<(), String>
 }
 
 /// Operations of these numbers, all of one kind or of any; appends the digest after each.
-fn run(
-    heap: &Heap,
-    progress: &Progress,
-    many: u64,
-    kind: Option<u8>,
-    digests: &mut Vec<u64>,
-) -> Result<(), String> {
+fn run(heap: &Heap, progress: &Progress, many: u64, kind: Option<u8>, digests: &mut Vec<u64>) -> Result<(), String> {
     let data = data_in(heap)?;
     let mut blocks = Vec::new();
     for number in digests.len() as u64..digests.len() as u64 + many {
