@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::bank::{Bank, THREADS, bank_in, transfer};
+use common::bank::{Bank, THREADS, bank_in, run_bank, transfer};
 use common::child_process::{killed_after_pause, kills};
 use common::stepping::{killed_after, stop, traced};
 use common::*;
@@ -123,7 +123,7 @@ fn live_child() {
         }
         "eject" => _ = offline::eject(&place, &|_, _| {}).unwrap(),
         "churn" => churn(&place),
-        "bank" => run_bank(&place),
+        "bank" => run_bank(&live().cut_every(Duration::from_millis(4)).open(place).unwrap()),
         "steps" => steps(&place),
         "section steps" => section_steps(&place),
         "full" => full(&place),
@@ -834,26 +834,6 @@ fn check_bank(heap: &Heap, what: &str) -> [u64; THREADS] {
         assert!(heap.size_of(NonNull::from(&bank.history[..]).cast()).unwrap() >= bank.history.len() * 16, "{what}");
     }
     bank.done
-}
-
-/// Runs transfers until it is killed.
-fn run_bank(place: &Path) {
-    let heap = live().cut_every(Duration::from_millis(4)).open(place).unwrap();
-    let bank = bank_in(&heap).as_ptr().expose_provenance();
-    println!("\nready");
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let heap = &heap;
-            scope.spawn(move || {
-                let rng = &mut Rng::new();
-                let bank = NonNull::new(with_exposed_provenance_mut::<Bank<'_>>(bank)).expect("an address");
-                loop {
-                    let done = transfer(heap, bank, thread, rng);
-                    println!("did {thread} {done}");
-                }
-            });
-        }
-    });
 }
 
 /// Sections, killed at any moment: each has happened or not, and acknowledged ones have.

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::bank::{Bank, THREADS, bank_in, transfer};
+use common::bank::{Bank, THREADS, run_bank};
 use common::child_process::{killed_after_pause, kills};
 use common::*;
 use fastrand::Rng;
@@ -13,7 +13,6 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -104,29 +103,12 @@ fn power_child() {
             let e = refused(open(&place, &live()), &["invalid"]).to_string();
             assert!(e.contains("UNTORN_LIVE_CACHES"), "{e}");
         }
-        "bank" => run_bank(&place),
+        "bank" => {
+            let options = live().live_class(FailureClass::Memory).cut_every(Duration::from_millis(4));
+            run_bank(&open(&place, &options).unwrap());
+        }
         other => panic!("{other}"),
     }
-}
-
-/// Runs transfers until it is killed.
-fn run_bank(place: &Path) {
-    let heap = open(place, &live().live_class(FailureClass::Memory).cut_every(Duration::from_millis(4))).unwrap();
-    let bank = bank_in(&heap).as_ptr().expose_provenance();
-    println!("\nready");
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let heap = &heap;
-            scope.spawn(move || {
-                let rng = &mut Rng::new();
-                let bank = NonNull::new(with_exposed_provenance_mut::<Bank<'_>>(bank)).expect("an address");
-                loop {
-                    let done = transfer(heap, bank, thread, rng);
-                    println!("did {thread} {done}");
-                }
-            });
-        }
-    });
 }
 
 fn child(mode: &str, place: &Path, caches: &str) -> Command {

@@ -246,7 +246,7 @@ impl OwnersPage {
         let (bytes, at) = (encode_cell(cell, number), cell_at(cell) as u64);
         let written = match &self.memory {
             Some(memory) => {
-                // Whoever sees the number sees everything that was stored before.
+                // A reader that sees the number sees all earlier stores.
                 fence(Release);
                 memory.copy(&bytes, at)
             }

@@ -243,6 +243,7 @@ impl LiveMemory {
             let dir = fs::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }, flags, Mode::empty())?;
             rustix::io::retry_on_intr(|| fs::fsync(&dir))?;
         }
+        note(LineEvent::Name(self.head.as_ptr() as usize));
         Ok(())
     }
 

@@ -15,6 +15,8 @@ pub enum LineEvent {
     Fence,
     /// All of the live memory with its head at this address is durable.
     Sync(usize),
+    /// The name of the live memory with its head at this address is durable.
+    Name(usize),
 }
 
 type Observer = Box<dyn Fn(LineEvent) + Send + Sync>;

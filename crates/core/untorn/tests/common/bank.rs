@@ -1,7 +1,7 @@
 //! A bank in a heap, for tests of sections.
 
 use fastrand::Rng;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, with_exposed_provenance_mut};
 use untorn::heap::{Heap, HeapVec, Storable};
 
 /// The most threads that use a bank.
@@ -52,6 +52,24 @@ pub fn transfer(heap: &Heap, bank: NonNull<Bank<'_>>, thread: usize, rng: &mut R
     }
     history.push((thread as u64, *done));
     *done
+}
+
+/// Tells each transfer of all threads, until the process is killed.
+pub fn run_bank(heap: &Heap) {
+    let bank = bank_in(heap).as_ptr().expose_provenance();
+    println!("\nready");
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let rng = &mut Rng::new();
+                let bank = NonNull::new(with_exposed_provenance_mut::<Bank<'_>>(bank)).expect("an address");
+                loop {
+                    let done = transfer(heap, bank, thread, rng);
+                    println!("did {thread} {done}");
+                }
+            });
+        }
+    });
 }
 
 impl Bank<'_> {

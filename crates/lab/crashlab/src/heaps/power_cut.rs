@@ -68,10 +68,12 @@ struct Left {
     /// The bytes of the last part, the heap.
     len: usize,
     lines: Vec<(u64, [u8; LINE])>,
+    /// Whether the file's name is durable.
+    is_named: bool,
 }
 
 impl Left {
-    fn new(first: &Arc<Parts>, now: &Parts) -> Left {
+    fn new(first: &Arc<Parts>, now: &Parts, is_named: bool) -> Left {
         let mut lines = Vec::new();
         for ((start, now), (_, first)) in now.0.iter().zip(&first.0) {
             for (nth, line) in now.chunks_exact(LINE).enumerate() {
@@ -81,7 +83,7 @@ impl Left {
                 }
             }
         }
-        Left { first: first.clone(), len: now.0.last().map_or(0, |last| last.1.len()), lines }
+        Left { first: first.clone(), len: now.0.last().map_or(0, |last| last.1.len()), lines, is_named }
     }
 
     fn parts(&self) -> Parts {
@@ -114,6 +116,9 @@ impl<M> Image<M> {
             std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711))?;
         }
         let _ = std::fs::remove_file(path);
+        if !self.left.is_named {
+            return Ok(());
+        }
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         for (start, bytes) in &self.left.parts().0 {
             file.write_all_at(bytes, *start)?;
@@ -131,6 +136,8 @@ struct Recording {
     shown: Vec<(Range<usize>, u64)>,
     first: Arc<Parts>,
     durable: Parts,
+    /// Whether the file's name is durable.
+    is_named: bool,
     /// Lines that threads have flushed and not fenced.
     pending: HashMap<ThreadId, Vec<(u64, [u8; LINE])>>,
     rng: Rng,
@@ -174,10 +181,12 @@ impl Recording {
     fn on(&mut self, event: LineEvent) -> io::Result<()> {
         let thread = std::thread::current().id();
         let offset = match event {
-            LineEvent::Flush(address) | LineEvent::Sync(address) => match self.offset_of(address) {
-                None => return Ok(()),
-                offset => offset,
-            },
+            LineEvent::Flush(address) | LineEvent::Sync(address) | LineEvent::Name(address) => {
+                match self.offset_of(address) {
+                    None => return Ok(()),
+                    offset => offset,
+                }
+            }
             LineEvent::Fence if self.pending.get(&thread).is_none_or(Vec::is_empty) => return Ok(()),
             LineEvent::Fence => None,
         };
@@ -185,7 +194,7 @@ impl Recording {
         let one_in = if matches!(event, LineEvent::Flush(_)) { self.one_in * 32 } else { self.one_in };
         if self.one_in == 1 || one_in > 0 && self.rng.u32(..one_in) == 0 {
             let left = self.cut()?;
-            (self.take)(Left::new(&self.first, &left));
+            (self.take)(Left::new(&self.first, &left, self.is_named));
         }
         if one_in > 0 && self.rng.u32(..one_in) == 0 {
             self.write_back()?;
@@ -209,12 +218,13 @@ impl Recording {
                 }
             }
             (LineEvent::Sync(_), _) => self.durable = self.current()?,
+            (LineEvent::Name(_), _) => self.is_named = true,
             (LineEvent::Flush(_), None) => {}
         }
         Ok(())
     }
 
-    /// The cache writes lines back: what a power cut could leave is durable, also if it is stored to again.
+    /// The cache writes lines back. Their present bytes are durable, also if they are stored to again.
     fn write_back(&mut self) -> io::Result<()> {
         let mut written = self.cut()?;
         for (offset, flushed) in self.pending.values_mut().flatten() {
@@ -286,6 +296,7 @@ impl<M: Send + 'static> PowerCuts<M> {
         let images = Arc::new(Mutex::new(Vec::new()));
         let taken = images.clone();
         let file = File::open(path).ok();
+        let is_named = file.is_some();
         let durable = file.as_ref().map(Parts::read).transpose().map_err(|e| e.to_string())?;
         let durable = durable.unwrap_or_else(|| Parts::zeros(LIVE_HEAD_BYTES as u64));
         *NOW.lock() = Some(Recording {
@@ -294,6 +305,7 @@ impl<M: Send + 'static> PowerCuts<M> {
             shown: Vec::new(),
             first: Arc::new(durable.clone()),
             durable,
+            is_named,
             pending: HashMap::new(),
             rng: Rng::with_seed(seed),
             one_in,
@@ -303,12 +315,12 @@ impl<M: Send + 'static> PowerCuts<M> {
         Ok(PowerCuts { _one: one, images })
     }
 
-    /// The memory of which a power cut spares what is surely durable, and nothing else.
+    /// The memory after a power cut that takes all stores but the durable ones.
     pub fn least(&self, moment: M) -> Result<Image<M>, String> {
         let mut now = NOW.lock();
         let recording = now.as_mut().ok_or("no recording")?;
         recording.current().map_err(|e| e.to_string())?;
-        Ok(Image { left: Left::new(&recording.first, &recording.durable), moment })
+        Ok(Image { left: Left::new(&recording.first, &recording.durable, recording.is_named), moment })
     }
 
     /// Ends the recording; returns the memory after the power cuts that were tried.

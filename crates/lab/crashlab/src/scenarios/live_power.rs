@@ -176,7 +176,7 @@ fn operate(
             let account = rng.usize(..64);
             *section.modify(&mut data.accounts[account]).map_err(failed)? += 5;
         }
-        // SAFETY: nothing refers to what is undone.
+        // SAFETY: nothing refers to the changes that are undone.
         unsafe { section.abort() }.map_err(failed)?;
     }
     changes(&mut data.done, number)?;
@@ -401,7 +401,7 @@ fn power_cuts_after(
     Ok((cuts.end()?, known))
 }
 
-/// Calls of a heap that are durable when they return, whatever a power cut takes.
+/// Calls of a heap that are durable when they return.
 pub(crate) fn what_a_heap_in_memory_told_is_durable() -> Result<(), String> {
     let dir = TempDir::new().map_err(|e| e.to_string())?;
     let (place, path) = (store(dir.path())?, dir.path().join("heap"));
@@ -492,7 +492,7 @@ fn count(heap: &Heap, counts: NonNull<Counts>, thread: usize, lock: &SectionLock
         let section = heap.section_with(&own_lock).expect("a section");
         {
             let _early = heap.section_with(lock).expect("a section");
-            // SAFETY: whoever uses it has the lock.
+            // SAFETY: each user has the lock.
             let all = unsafe { &mut (*counts.as_ptr()).all[0] };
             *section.modify(all).expect("room") += 1;
         }
