@@ -146,13 +146,14 @@ impl State {
         self.settle(vec![true; self.pending.len()]);
     }
 
-    /// Fails the writeback of one file, or of all. Writes through the cache are marked clean and forgotten; a direct
-    /// write may or may not survive, so it stays pending.
+    /// Fails the writeback of one file, or of all. Writes through the cache are marked clean and forgotten. A direct
+    /// write may or may not survive, so it stays pending, and so does each write on byte-addressable memory: there is no
+    /// page cache, and a file system that cannot log a new size takes no more writes.
     pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
         let of_file = |e: &Effect| slot.is_none_or(|slot| e.slot() == slot);
-        let is_hit = |e: &Effect| {
-            of_file(e) && e.is_write() && (how == Failed::Landed || matches!(*e, Effect::Write { direct: false, .. }))
-        };
+        let has_cache = !self.options.lines;
+        let is_cached = |e: &Effect| has_cache && matches!(e, Effect::Write { direct: false, .. });
+        let is_hit = |e: &Effect| of_file(e) && e.is_write() && (how == Failed::Landed || is_cached(e));
         let count = self.pending.iter().filter(|e| is_hit(e)).count();
         let landing = match how {
             Failed::Lost => 0,
