@@ -71,6 +71,91 @@ fn a_commit_makes_no_call() {
     assert_eq!(reader.read("a").unwrap(), last);
 }
 
+/// Calls that a commit may need: for memory, for a clock that only the kernel reads, for the look whether somebody follows
+/// (once in a millisecond), and to end the process.
+const ALLOWED: [i64; 4] = [libc::SYS_brk, libc::SYS_clock_gettime, libc::SYS_fcntl, libc::SYS_exit_group];
+
+/// Ends this process at each other system call of this thread.
+fn forbid_calls() {
+    let statement = |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    let mut program = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    program.extend(
+        ALLOWED
+            .iter()
+            .zip((1..=ALLOWED.len() as u8).rev())
+            .map(|(call, to_allow)| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, to_allow, *call as u32)),
+    );
+    program.push(statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_KILL_PROCESS));
+    program.push(statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: `filter` and the program that it points to outlive both calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
+#[test]
+fn a_commit_makes_no_system_call_at_all() {
+    const PLACE: &str = "UNTORN_TEST_PLACE";
+    let Some(dir) = std::env::var_os(PLACE).map(PathBuf::from) else {
+        let dir = directory();
+        if !stores_lines(dir.path()) {
+            return println!("skipped: this processor cannot store lines");
+        }
+        let mut child = untorn_testkit::again!("a_commit_makes_no_system_call_at_all");
+        let status = child.env(PLACE, dir.path()).status().unwrap();
+        assert!(status.success(), "{status}");
+        let reader = Reader::open(dir.path()).unwrap();
+        let last: Vec<u8> = (96..101).chain(93..96).flat_map(u64::to_le_bytes).collect();
+        assert_eq!(reader.read("a").unwrap(), last);
+        return;
+    };
+    let owner = Owner::open(&dir);
+    // A write that makes a file longer asks for the process's limit.
+    (3..11).for_each(|n| owner.commit(n));
+    forbid_calls();
+    (11..101).for_each(|n| owner.commit(n));
+    // SAFETY: It ends the process.
+    unsafe { libc::_exit(0) }
+}
+
+/// Commits to memory do not ask for the limit before each commit. Its effect is that of a full disk, and is known to commits
+/// from the next checkpoint on.
+#[test]
+fn a_lowered_file_size_limit_is_seen_by_the_next_checkpoint() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const MIB: u64 = 1 << 20;
+    if !untorn_testkit::is_alone!("a_lowered_file_size_limit_is_seen_by_the_next_checkpoint") {
+        return;
+    }
+    let limit = |bytes: Option<u64>| {
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        setrlimit(Resource::Fsize, Rlimit { current: bytes.or(maximum), maximum }).unwrap();
+    };
+    let dir = directory();
+    if !stores_lines(dir.path()) {
+        return println!("skipped: this processor cannot store lines");
+    }
+    let owner = Owner::open(dir.path());
+    owner.file.set_len(3 * MIB).unwrap();
+    owner.file.commit().unwrap();
+    limit(Some(MIB));
+    refused_with_errno(owner.file.set_len(4 * MIB), libc::EFBIG);
+    owner.file.write_all_at(b"x", 2 * MIB).unwrap();
+    owner.file.commit().unwrap();
+    refused(owner.store.checkpoint(), &["no-space"]);
+    owner.file.write_all_at(b"y", 2 * MIB + 1).unwrap();
+    refused(owner.file.commit(), &["io", "no-space"]);
+    limit(None);
+    owner.file.commit().unwrap();
+    owner.store.checkpoint().unwrap();
+    let Owner { file, store, .. } = owner;
+    drop(file);
+    store.close().unwrap();
+    assert_eq!(&plain(dir.path().join("a"))[2 * MIB as usize..][..3], b"xy\0");
+}
+
 /// The index grows while it is stored to. Followers read it.
 #[test]
 fn followers_get_each_commit_by_the_index() {

@@ -132,6 +132,7 @@ impl Engine {
     pub(crate) fn checkpoint_step(&self, lsn: u64) -> Result<bool> {
         let turn = self.checkpoints.lock.lock();
         self.life.check_not_shut_down()?;
+        self.commits.forget_file_limit();
         let room = {
             let journal = &self.journal.lock().journal;
             if journal.header().checkpoint_lsn > lsn {

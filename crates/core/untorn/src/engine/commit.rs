@@ -114,7 +114,7 @@ impl Engine {
         states.iter_mut().try_for_each(|state| state.check_unmarked())?;
         self.capture(&mut states, &in_order, txn, threads)?;
         // A commit that could not be applied must not be acknowledged. The limit may have changed since the write.
-        let limit = LazyCell::new(|| self.file_bytes_max.min(self.storage.file_size_limit()));
+        let limit = LazyCell::new(|| self.file_bytes_max.min(self.commits.file_limit(&*self.storage)));
         for state in &states {
             let content = &state.content;
             if !content.write_set.is_empty() && content.size() > *limit {
@@ -497,6 +497,7 @@ impl Engine {
             }
             match committed? {
                 Committed::Records { first_lsn: first, n } => {
+                    self.commits.note_medium(journal.journal.is_in_memory(), &*self.storage);
                     debug_assert!(
                         first == last_lsn + 1 && (1..=records.len()).contains(&n),
                         "{n} of {} records from {first} on, behind {last_lsn}",
