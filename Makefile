@@ -57,7 +57,8 @@ bench: build ## Measure everything against the floor and the usual ways (root; a
 papers: build ## Measure the figures of the papers beside their numbers (root; hours); writes docs/PAPERS.md and its pictures
 	scripts/setup.sh papers
 	mkdir -p $(TARGET)/papers
-	$(TARGET)/release/untorn-bench paper --json $(TARGET)/papers/results.json
+	UNTORN_BENCH_APACHE=$$(scripts/apache-sources.sh $(TARGET)/papers || true) \
+		$(TARGET)/release/untorn-bench paper --json $(TARGET)/papers/results.json
 	$(TARGET)/release/untorn-bench paper --page $(TARGET)/papers/results.json --out docs/pictures/papers \
 		--pictures pictures/papers > docs/PAPERS.md
 

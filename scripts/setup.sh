@@ -87,8 +87,8 @@ if [ "${1:-}" = bench ] || [ "${1:-}" = papers ]; then
     [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
 fi
 if [ "${1:-}" = papers ]; then
-    packages=(postgresql mariadb-server sysbench apache2-bin wrk)
-    programs=(pgbench mariadbd sysbench apache2 wrk)
+    packages=(postgresql mariadb-server sysbench apache2-bin wrk libaprutil1-dev libpcre2-dev)
+    programs=(pgbench mariadbd sysbench apache2 wrk apu-1-config pcre2-config)
     PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin)
     mapfile -t wanted < <(missing)
     [ ${#wanted[@]} = 0 ] || RUNLEVEL=1 install "${wanted[@]}"

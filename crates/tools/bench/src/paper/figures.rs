@@ -43,6 +43,7 @@ pub const WORKLOADS: &[(&str, Workload)] = &[
     ("section-programs", sections::programs),
     ("session-postmark", session_programs::postmark),
     ("session-build", session_programs::build),
+    ("session-apache", session_programs::apache),
     ("session-database", session_programs::database),
     ("session-server", session_programs::server),
     ("session-web", session_programs::web),

@@ -1,5 +1,6 @@
 //! Sessions of `untorn xsync`: their costs, and the gains of programs in them.
 
+pub mod apache_build;
 pub mod clients;
 mod costs;
 pub mod guest;

@@ -13,7 +13,7 @@ use crate::xsync::runs::{NAMES, ON_DEVICE, ON_JOURNALING};
 use crate::xsync::servers::Answers;
 use crate::xsync::session::Setting as Sessions;
 use crate::xsync::web::Requests;
-use crate::xsync::{mail, postgres, postmark, programs, servers, web};
+use crate::xsync::{apache_build, mail, postgres, postmark, programs, servers, web};
 use anyhow::{Context, Result};
 use std::path::Path;
 
@@ -119,6 +119,41 @@ pub fn build(setting: &Setting<'_>) -> Result<Vec<Panel>> {
         Ok(panel(&place, name, &format!("{title}{how}"), Unit::Milliseconds, vec![cell]))
     };
     works.into_iter().map(panel).collect()
+}
+
+/// The build of Apache in stages, without the synchronous contenders, which would take hours.
+pub fn apache(setting: &Setting<'_>) -> Result<Vec<Panel>> {
+    let sources = apache_build::Sources::find(setting.run.quick)?;
+    let (place, sessions) = sessions(setting)?;
+    let memory = tempfile::tempdir_in("/dev/shm").context("a directory in memory")?;
+    let mut ways = vec![
+        (OURS, apache_build::Way::Session(&sessions.host)),
+        (NAMES[1], apache_build::Way::Outside(&sessions.dir)),
+        (IN_MEMORY, apache_build::Way::Outside(memory.path())),
+    ];
+    ways.extend(sessions.journaling.as_deref().map(|dir| (ON_JOURNALING, apache_build::Way::Outside(dir))));
+    let mut cells: Vec<Cell> = Vec::new();
+    for round in 1..=setting.runs {
+        for (name, way) in &ways {
+            setting
+                .run
+                .progress
+                .cell(format!("{}: a build of Apache, {name}, {round} of {}", place.name, setting.runs));
+            rustix::fs::sync();
+            let times = sources.build(way)?;
+            for (stage, time) in std::iter::once(("whole", times.whole)).chain(times.stages) {
+                let at = cells.iter().position(|cell| cell.name == stage).unwrap_or_else(|| {
+                    let contenders = ways.iter().map(|(name, _)| Runs { name: (*name).to_owned(), runs: Vec::new() });
+                    cells.push(Cell { name: stage.to_owned(), contenders: contenders.collect() });
+                    cells.len() - 1
+                });
+                let runs =
+                    cells[at].contenders.iter_mut().find(|runs| runs.name == *name).expect("a contender of each cell");
+                runs.runs.push(time.as_secs_f64() * 1e6);
+            }
+        }
+    }
+    Ok(vec![panel(&place, "apache", "a build of Apache", Unit::Milliseconds, cells)])
 }
 
 pub fn database(setting: &Setting<'_>) -> Result<Vec<Panel>> {
