@@ -126,8 +126,10 @@ untorn_os::invariants! {
     LIVE_BLOCKS_DURABLE,
     /// Memory with flushes: blocks to which changed bytes point are durable before a section ends.
     LIVE_REFERENCED_DURABLE,
-    /// Memory with flushes: the end of a section is durable before others see it.
+    /// Memory with flushes: the end of a section is durable before its thread goes on.
     LIVE_END_DURABLE,
+    /// Memory with flushes: others see that a section is stable only when that is durable.
+    LIVE_SHOWN_DURABLE,
     /// Memory with flushes: the log notes durably that a block is freed, before it is free.
     LIVE_FREED_DURABLE,
     /// Memory with flushes: the new generation of a log is durable before its first record.
@@ -148,6 +150,8 @@ untorn_os::invariants! {
     LIVE_SETTLE_DURABLE,
     /// Memory with flushes: zeros are durable before the metadata says that they are unused.
     LIVE_ZEROS_DURABLE,
+    /// Memory that survives a power cut: its new length is durable before the heap's header says so.
+    LIVE_GROWN_DURABLE,
     /// Memory with flushes: a change under a guard is durably noted before it begins.
     LIVE_CHANGING_DURABLE,
     /// Memory with flushes: a change under a guard is durable before it counts as ended.

@@ -302,7 +302,7 @@ impl LiveMemory {
         fs::ftruncate(&file, LIVE_HEAD_BYTES as u64 + present)?;
         let is_durable = self.is_durable.load(Relaxed);
         let how = if is_durable && self.is_synced { SYNCED } else { MapFlags::SHARED };
-        Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present, (how, is_durable))?))
+        Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present, how)?))
     }
 
     /// Removes the name, if it still belongs to this file, so that nobody finds the memory any more.

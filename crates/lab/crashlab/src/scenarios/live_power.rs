@@ -82,32 +82,32 @@ impl Progress {
     }
 }
 
-fn options() -> HeapOptions {
+pub(super) fn options() -> HeapOptions {
     HeapOptions::new().create(true).live(true).address_space(64 << 20)
 }
 
 /// A place for a store whose file system is taken for one on byte-addressable memory.
-fn store(dir: &Path) -> Result<Store, String> {
+pub(super) fn store(dir: &Path) -> Result<Store, String> {
     let storage = Linux::open_as_memory(dir).map_err(|e| e.to_string())?;
     let options = StoreOptions::new().create(true).background(false);
     options.open_on(storage, StoreDir::of_directory(), dir.to_owned()).map_err(failed)
 }
 
-fn open(store: &Store) -> Result<Heap, String> {
+pub(super) fn open(store: &Store) -> Result<Heap, String> {
     options().open_in(store, "heap").map_err(failed)
 }
 
 /// Whether the memory of a heap needs flushes. It does not on processors without them.
-fn is_flushed(heap: &Heap) -> bool {
+pub(super) fn is_flushed(heap: &Heap) -> bool {
     heap.live().is_some_and(|live| live.flushes && live.class == FailureClass::Memory)
 }
 
-fn memory_of(heap: &Heap) -> Result<PathBuf, String> {
+pub(super) fn memory_of(heap: &Heap) -> Result<PathBuf, String> {
     Ok(heap.live().ok_or("no live heap")?.memory)
 }
 
 /// The first bytes of the heap's last commit: of the live memory, whose stamp is that of the last cut.
-fn start_of(heap: &Heap) -> Vec<u8> {
+pub(super) fn start_of(heap: &Heap) -> Vec<u8> {
     let (base, _) = heap.memory();
     // SAFETY: the first page of the heap, which is mapped, and whose stamp nobody changes meanwhile.
     unsafe { std::slice::from_raw_parts(base.as_ptr(), 4096) }.to_vec()
@@ -278,6 +278,11 @@ fn foretell(path: &Path, start: &[u8], moment: &Moment) -> Result<bool, String> 
         leaks if leaks <= moment.outside + 2 => Ok(true),
         leaks => Err(format!("{leaks} blocks have leaked, at {moment:?}")),
     }
+}
+
+/// Checks the memory after a power cut, outside of guards: the next opening goes on.
+pub(super) fn goes_on(path: &Path, start: &[u8]) -> Result<(), String> {
+    foretell(path, start, &Moment { outside: 1, ..Progress::default().now() }).map(|_| ())
 }
 
 /// Checks the data of a heap that goes on; returns the number of its last operation.
@@ -534,7 +539,7 @@ pub(crate) fn sections_of_threads_survive_power_cuts() -> Result<(), String> {
     drop(heap);
     for image in &images {
         image.put(&memory).map_err(|e| e.to_string())?;
-        foretell(&path, &start, &Moment { outside: 1, ..Progress::default().now() })?;
+        goes_on(&path, &start)?;
         let heap = open(&place)?;
         let counts = heap.root::<Counts>("counts").map_err(failed)?.ok_or("no root")?;
         // SAFETY: nobody else uses it.

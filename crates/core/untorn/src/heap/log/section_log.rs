@@ -114,6 +114,9 @@ impl SectionLogs {
     pub(crate) fn set_stable(&self, place: Place, number: u64) {
         let numbers = self.numbers(place);
         if self.flushing().is_on() {
+            if !holds(invariant::LIVE_SHOWN_DURABLE) {
+                numbers.set_stable(number);
+            }
             compiler_fence(SeqCst);
             numbers.kept.store(number, Release);
             self.flushing().persist(invariant::LIVE_END_DURABLE, &numbers.kept);
