@@ -112,6 +112,8 @@ untorn_os::invariants! {
     SECTION_LOGGED_FIRST,
     /// Bytes that an earlier section logged are logged again by a later one.
     SECTION_FILTER_FORGETS,
+    /// A recovery marks the sections that have happened as stable before it forgets the log of any section.
+    SECTION_HAPPENED_KEPT,
     /// Memory that an undone section had allocated is free again.
     SECTION_ALLOCATIONS_UNDONE,
     /// Memory that a section frees is freed when the section cannot be undone any more.

@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Sender, channel};
@@ -264,6 +264,78 @@ pub(crate) fn a_recovery_that_is_repeated_spares_metadata() -> Result<(), String
         return Err(format!("only {} power cuts were tried", images.len()));
     }
     images.iter().try_for_each(|image| scene.after(image).map(|_| ()))
+}
+
+/// Two sections that saw changes of each other have both happened or neither, also if the power is cut within the next
+/// opening while that forgets their logs.
+pub(crate) fn sections_that_saw_each_other_stay_together() -> Result<(), String> {
+    let Some((scene, heap)) = Scene::new()? else { return Ok(()) };
+    let at = table_in(&heap)?.as_ptr().expose_provenance();
+    let locks: [SectionLock; 4] = [const { SectionLock::new() }; 4];
+    let (asks, asked) = channel::<Option<Sender<()>>>();
+    let cuts = PowerCuts::begin(&scene.memory, 1, 0, || ())?;
+    let ask = asks.clone();
+    cuts.before_each(move |_| {
+        let (done, wait) = channel();
+        if ENDS.get() && ask.send(Some(done)).is_ok() {
+            let _ = wait.recv();
+        }
+    });
+    let turns = Barrier::new(2);
+    let section = |thread: usize| {
+        let (heap, locks) = (&heap, &locks);
+        let section = heap.section_with(&locks[2 + thread]).expect("a section");
+        {
+            let _early = heap.section_with(&locks[thread]).expect("a section");
+            // SAFETY: the thread's own.
+            let own = unsafe { &mut (*std::ptr::with_exposed_provenance_mut::<Table>(at)).own[thread][0] };
+            *section.modify(own).expect("room") = 1;
+        }
+        turns.wait();
+        drop(heap.section_with(&locks[1 - thread]).expect("a section"));
+        turns.wait();
+        section
+    };
+    let images = std::thread::scope(|scope| {
+        let (section, turns) = (&section, &turns);
+        scope.spawn(move || {
+            drop(section(0));
+            turns.wait();
+        });
+        scope.spawn(move || {
+            let section = section(1);
+            turns.wait();
+            ENDS.set(true);
+            drop(section);
+            ENDS.set(false);
+            let _ = asks.send(None);
+        });
+        let mut images = Vec::new();
+        while let Ok(Some(done)) = asked.recv() {
+            images.push(cuts.least(()));
+            drop(done);
+        }
+        images
+    });
+    let images = images.into_iter().collect::<Result<Vec<_>, _>>()?;
+    cuts.end()?;
+    drop(heap);
+    let mut seen = [false; 2];
+    for image in &images {
+        image.put(&scene.memory).map_err(|e| e.to_string())?;
+        let cuts = PowerCuts::begin(&scene.memory, 1, 1, || ())?;
+        drop(open(&scene.place)?);
+        for later in &cuts.end()? {
+            let heap = scene.after(later)?;
+            // SAFETY: nobody else uses it.
+            let own = unsafe { table_in(&heap)?.as_ref() }.own;
+            if own[0][0] != own[1][0] {
+                return Err(format!("of two sections, {:?} have happened", [own[0][0], own[1][0]]));
+            }
+            seen[own[0][0] as usize] = true;
+        }
+    }
+    if seen == [true; 2] { Ok(()) } else { Err(format!("none and both have happened: {seen:?}")) }
 }
 
 /// Memory that is of class `process` from an opening on does not take with it what had survived power cuts before.
