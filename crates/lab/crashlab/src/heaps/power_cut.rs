@@ -314,7 +314,8 @@ impl<M: Send + 'static> PowerCuts<M> {
         let is_named = file.is_some();
         let durable = file.as_ref().map(Parts::read).transpose().map_err(|e| e.to_string())?;
         let durable = durable.unwrap_or_else(|| Parts::zeros(LIVE_HEAD_BYTES as u64));
-        let len = file.as_ref().map(File::metadata).transpose().map_err(|e| e.to_string())?.map_or(0, |meta| meta.len());
+        let len =
+            file.as_ref().map(File::metadata).transpose().map_err(|e| e.to_string())?.map_or(0, |meta| meta.len());
         *NOW.lock() = Some(Recording {
             path: path.to_owned(),
             file,

@@ -100,10 +100,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("an_aborted_free_frees_nothing", live_order::an_aborted_free_frees_nothing),
     ("what_is_shown_as_stable_is_durable", live_order::what_is_shown_as_stable_is_durable),
     ("memory_that_grew_is_as_long", live_order::memory_that_grew_is_as_long),
-    (
-        "a_recovery_that_is_repeated_spares_metadata",
-        live_order::a_recovery_that_is_repeated_spares_metadata,
-    ),
+    ("a_recovery_that_is_repeated_spares_metadata", live_order::a_recovery_that_is_repeated_spares_metadata),
     ("sections_that_saw_each_other_stay_together", live_order::sections_that_saw_each_other_stay_together),
     ("sections_survive_the_end_of_their_class", live_order::sections_survive_the_end_of_their_class),
     ("a_race_is_told_and_the_commit_takes_place", heap::a_race_is_told_and_the_commit_takes_place),

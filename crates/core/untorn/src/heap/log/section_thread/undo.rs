@@ -49,7 +49,7 @@ impl ThreadSections {
             return Vec::new();
         }
         let flushing = self.heap.logs.flushing();
-        let allocated = self.take_back(|address, old| {
+        let mut allocated = self.take_back(|address, old| {
             let at = std::ptr::with_exposed_provenance_mut::<u8>(address);
             // SAFETY: bytes of the heap that this section has changed.
             unsafe {
@@ -58,6 +58,10 @@ impl ThreadSections {
             }
         });
         flushing.fence();
+        self.changed.clear();
+        // The frees of the blocks of an earlier abort were undone, too.
+        allocated.append(&mut self.aborted);
+        self.aborted.clone_from(&allocated);
         self.first = null();
         // A kill from here on leaks the blocks that it had allocated.
         self.writer().cut_back();
