@@ -240,8 +240,12 @@ impl LiveMemory {
     pub fn sync_names(&self) -> io::Result<()> {
         for dir in self.path.ancestors().skip(1).take(2) {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
-            let dir = fs::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }, flags, Mode::empty())?;
-            rustix::io::retry_on_intr(|| fs::fsync(&dir))?;
+            match fs::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }, flags, Mode::empty()) {
+                Ok(dir) => rustix::io::retry_on_intr(|| fs::fsync(&dir))?,
+                // A directory that this user cannot list: all of its file system.
+                Err(Errno::ACCESS) => fs::syncfs(self.file.own()?)?,
+                Err(e) => return Err(e.into()),
+            }
         }
         note(LineEvent::Name(self.head.as_ptr() as usize));
         Ok(())
