@@ -112,8 +112,8 @@ untorn_os::invariants! {
     SECTION_LOGGED_FIRST,
     /// Bytes that an earlier section logged are logged again by a later one.
     SECTION_FILTER_FORGETS,
-    /// A recovery marks the sections that have happened as stable before it forgets the log of any section.
-    SECTION_HAPPENED_KEPT,
+    /// After a recovery, the logs of all sections become void at once.
+    SECTION_LOGS_VOID_AT_ONCE,
     /// Memory that an undone section had allocated is free again.
     SECTION_ALLOCATIONS_UNDONE,
     /// Memory that a section frees is freed when the section cannot be undone any more.
@@ -138,6 +138,9 @@ untorn_os::invariants! {
     LIVE_GENERATION_DURABLE,
     /// Memory with flushes: after a recovery, no older record of a log is valid.
     LIVE_LOGS_VOID,
+    /// Memory with flushes: that all logs are void is durable before any is, and that they count again before their next
+    /// record.
+    LIVE_VOID_DURABLE,
     /// Memory with flushes: the bytes that an abort restored are durable before its records are erased.
     LIVE_ABORT_DURABLE,
     /// Memory with flushes: the records of an aborted section are erased before it goes on.

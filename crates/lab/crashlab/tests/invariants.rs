@@ -172,7 +172,9 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::LIVE_CUT_DURABLE | invariant::LIVE_READY_DURABLE | invariant::LIVE_FLUSHED_ON_DEMAND => {
             Some("what_a_heap_in_memory_told_is_durable")
         }
-        invariant::SECTION_HAPPENED_KEPT => Some("sections_that_saw_each_other_stay_together"),
+        invariant::SECTION_LOGS_VOID_AT_ONCE | invariant::LIVE_VOID_DURABLE => {
+            Some("sections_that_saw_each_other_stay_together")
+        }
         invariant::LIVE_GROWN_DURABLE => Some("memory_that_grew_is_as_long"),
         invariant::LIVE_FREED_DURABLE => Some("a_freed_block_is_freed_once"),
         invariant::LIVE_ABORT_ERASED => Some("an_aborted_free_frees_nothing"),

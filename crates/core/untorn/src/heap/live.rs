@@ -21,7 +21,7 @@ use crate::heap::live::cuts::StopTimes;
 use crate::heap::live::memory_file::{Identity, class_of};
 use crate::heap::log::flushing::Flushing;
 use crate::heap::log::live_head::{LiveHead, Owner, Place, START_BYTES, medium_in};
-use crate::heap::log::section_log::{SectionId, SectionLogs};
+use crate::heap::log::section_log::SectionLogs;
 use crate::heap::log::section_recovery::{self, Recovery};
 use crate::invariant;
 use parking_lot::Mutex;
@@ -81,8 +81,6 @@ pub(crate) struct Working {
     start: LiveStart,
     /// Blocks that undone sections had allocated, and blocks that completed sections had freed.
     unfreed: Vec<usize>,
-    /// Sections that have happened, to be marked as stable.
-    happened: Vec<SectionId>,
     /// The number of sections that had not ended, and of those that were undone with them.
     undone: (usize, usize),
     stops: Mutex<StopTimes>,
@@ -251,8 +249,7 @@ fn resumable(file: &File, owner: Owner, memory: LiveMemory, uid: u32, mended: Me
     head.set_owner(owner);
     note_place(&head, file);
     let undone = (recovery.incomplete, recovery.cascaded);
-    let (unfreed, happened) = (recovery.free, recovery.happened);
-    let working = Working { unfreed, happened, undone, ..Working::of(memory, head, uid, LiveStart::WentOn) };
+    let working = Working { unfreed: recovery.free, undone, ..Working::of(memory, head, uid, LiveStart::WentOn) };
     Resumable { working, bytes, address_space: header.address_space }
 }
 
@@ -362,7 +359,6 @@ impl Working {
             uid,
             start,
             unfreed: Vec::new(),
-            happened: Vec::new(),
             undone: (0, 0),
             stops: Mutex::default(),
             copied_pages: AtomicU64::new(0),
@@ -445,11 +441,7 @@ impl Working {
     /// now on. `commit` commits the heap first, if the memory has survived power cuts and will not any more: what it has
     /// kept so far stays kept.
     pub(crate) fn settle_sections(&self, commit: impl FnOnce() -> Result<()>) -> Result<()> {
-        let logs = self.logs();
-        if holds(invariant::SECTION_HAPPENED_KEPT) {
-            self.happened.iter().for_each(|section| logs.set_stable(section.place, section.number));
-        }
-        logs.settle_all();
+        self.logs().settle_all();
         if self.head.medium().survives_power() && !self.medium.survives_power() {
             commit()?;
         }

@@ -20,7 +20,7 @@ const LINE: usize = 64;
 const LOGS_AT: u64 = 4 << 20;
 const LOG_BYTES: u64 = 1 << 20;
 const LOGS: u64 = 4;
-const LOG_USED: u64 = 64 << 10;
+const LOG_USED: u64 = 128 << 10;
 /// The offset of the boot in the head.
 const BOOT_AT: u64 = 16;
 
@@ -143,7 +143,11 @@ struct Recording {
     /// Whether the file's name is durable.
     is_named: bool,
     /// Lines that threads have flushed and not fenced.
-    pending: HashMap<ThreadId, Vec<(u64, [u8; LINE])>>,
+    pending: HashMap<ThreadId, Vec<Flushed>>,
+    /// The number of flushes so far.
+    flushes: u64,
+    /// The last flush of each line that is durable: an earlier one that another thread fences later changes nothing.
+    landed: HashMap<u64, u64>,
     rng: Rng,
     /// A power cut is tried at one of so many events. 0: at none.
     one_in: u32,
@@ -151,6 +155,13 @@ struct Recording {
     /// Called before each event, in its thread.
     before: Option<Before>,
     failed: Option<String>,
+}
+
+/// A line that was flushed.
+struct Flushed {
+    nth: u64,
+    offset: u64,
+    line: [u8; LINE],
 }
 
 type Before = Arc<dyn Fn(LineEvent) + Send + Sync>;
@@ -213,22 +224,28 @@ impl Recording {
             (LineEvent::Flush(_), Some(offset)) => {
                 let mut line = [0; LINE];
                 self.open()?.read_exact_at(&mut line, offset)?;
-                self.pending.entry(thread).or_default().push((offset, line));
+                self.flushes += 1;
+                self.pending.entry(thread).or_default().push(Flushed { nth: self.flushes, offset, line });
             }
             (LineEvent::Fence, _) => {
                 let lines = self.pending.remove(&thread).unwrap_or_default();
-                if lines.iter().any(|(offset, _)| self.durable.line(*offset).is_none()) {
+                if lines.iter().any(|flushed| self.durable.line(flushed.offset).is_none()) {
                     // The heap has grown.
                     self.current()?;
                 }
-                for (offset, line) in lines {
-                    if let Some(durable) = self.durable.line(offset) {
+                for Flushed { nth, offset, line } in lines {
+                    let durable = self.durable.line(offset);
+                    let durable = durable.ok_or_else(|| io::Error::other(format!("{offset} is not followed")))?;
+                    let landed = self.landed.entry(offset).or_default();
+                    if nth > *landed {
+                        *landed = nth;
                         durable.copy_from_slice(&line);
                     }
                 }
             }
             (LineEvent::Sync(_), _) => {
                 self.durable = self.current()?;
+                self.pending.clear();
                 self.len = self.open()?.metadata()?.len();
             }
             (LineEvent::Name(_), _) => self.is_named = true,
@@ -240,9 +257,9 @@ impl Recording {
     /// The cache writes lines back. Their present bytes are durable, also if they are stored to again.
     fn write_back(&mut self) -> io::Result<()> {
         let mut written = self.cut()?;
-        for (offset, flushed) in self.pending.values_mut().flatten() {
+        for Flushed { offset, line, .. } in self.pending.values_mut().flatten() {
             let (Some(old), Some(new)) = (self.durable.line(*offset), written.line(*offset)) else { continue };
-            let words = flushed.chunks_mut(8).zip(old.chunks(8).zip(new.chunks(8)));
+            let words = line.chunks_mut(8).zip(old.chunks(8).zip(new.chunks(8)));
             words.filter(|(_, (old, new))| old != new).for_each(|(flushed, (_, new))| flushed.copy_from_slice(new));
         }
         self.durable = written;
@@ -325,6 +342,8 @@ impl<M: Send + 'static> PowerCuts<M> {
             len,
             is_named,
             pending: HashMap::new(),
+            flushes: 0,
+            landed: HashMap::new(),
             rng: Rng::with_seed(seed),
             one_in,
             take: Box::new(move |left| taken.lock().push(Image { left, moment: moment() })),

@@ -55,7 +55,7 @@ impl Scene {
     /// The heap after a power cut. It must go on.
     fn after<M>(&self, image: &Image<M>) -> Result<Heap, String> {
         image.put(&self.memory).map_err(|e| e.to_string())?;
-        goes_on(&self.dir.path().join("heap"), &self.start)?;
+        goes_on(&self.dir.path().join("heap"), &self.start, 1)?;
         open(&self.place)
     }
 }
@@ -321,9 +321,9 @@ pub(crate) fn sections_that_saw_each_other_stay_together() -> Result<(), String>
     cuts.end()?;
     drop(heap);
     let mut seen = [false; 2];
-    for image in &images {
+    for (seed, image) in (0..6).flat_map(|seed| images.iter().map(move |image| (seed, image))) {
         image.put(&scene.memory).map_err(|e| e.to_string())?;
-        let cuts = PowerCuts::begin(&scene.memory, 1, 1, || ())?;
+        let cuts = PowerCuts::begin(&scene.memory, seed, 1, || ())?;
         drop(open(&scene.place)?);
         for later in &cuts.end()? {
             let heap = scene.after(later)?;

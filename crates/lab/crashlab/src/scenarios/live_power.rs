@@ -280,9 +280,10 @@ fn foretell(path: &Path, start: &[u8], moment: &Moment) -> Result<bool, String> 
     }
 }
 
-/// Checks the memory after a power cut, outside of guards: the next opening goes on.
-pub(super) fn goes_on(path: &Path, start: &[u8]) -> Result<(), String> {
-    foretell(path, start, &Moment { outside: 1, ..Progress::default().now() }).map(|_| ())
+/// Checks the memory after a power cut outside of guards, with so many blocks that only the program knows: the next opening
+/// goes on.
+pub(super) fn goes_on(path: &Path, start: &[u8], outside: u64) -> Result<(), String> {
+    foretell(path, start, &Moment { outside, ..Progress::default().now() }).map(|_| ())
 }
 
 /// Checks the data of a heap that goes on; returns the number of its last operation.
@@ -539,7 +540,7 @@ pub(crate) fn sections_of_threads_survive_power_cuts() -> Result<(), String> {
     drop(heap);
     for image in &images {
         image.put(&memory).map_err(|e| e.to_string())?;
-        goes_on(&path, &start)?;
+        goes_on(&path, &start, 1)?;
         let heap = open(&place)?;
         let counts = heap.root::<Counts>("counts").map_err(failed)?.ok_or("no root")?;
         // SAFETY: nobody else uses it.

@@ -8,6 +8,7 @@ mod kept_log;
 mod live;
 mod live_order;
 mod live_power;
+mod live_threads;
 mod name;
 mod opening;
 mod owners;
@@ -96,6 +97,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("sections_of_threads_survive_power_cuts", live_power::sections_of_threads_survive_power_cuts),
     ("what_a_heap_in_memory_told_is_durable", live_power::what_a_heap_in_memory_told_is_durable),
     ("released_segments_are_zeros_after_a_power_cut", live_power::released_segments_are_zeros_after_a_power_cut),
+    ("blocks_of_threads_survive_power_cuts", live_threads::blocks_of_threads_survive_power_cuts),
     ("a_freed_block_is_freed_once", live_order::a_freed_block_is_freed_once),
     ("an_aborted_free_frees_nothing", live_order::an_aborted_free_frees_nothing),
     ("what_is_shown_as_stable_is_durable", live_order::what_is_shown_as_stable_is_durable),

@@ -3,8 +3,8 @@
 //!
 //! A section is undone if it is not complete, if it has seen changes of a section that is undone, or if an earlier
 //! section of the same thread is undone. All others have happened. Recovery changes no log, and undoing only stores old
-//! bytes. So if an opening is killed during it, the next opening repeats all of it. The opening marks the sections that
-//! have happened as stable before it forgets the first log: others are undone without them.
+//! bytes. So if an opening is killed during it, the next opening repeats all of it. All logs become void at once: what
+//! one section saw of another is only undone right with both logs.
 
 use super::section_log::{PLACES, Place, Record, SectionId, SectionLogs, parse};
 use crate::invariant;
@@ -28,8 +28,6 @@ pub(crate) struct Recovery {
     /// The number of sections that are undone because they were not complete, and of those that are undone with them.
     pub incomplete: usize,
     pub cascaded: usize,
-    /// The last section of each place that has happened and is not stable yet.
-    pub happened: Vec<SectionId>,
 }
 
 /// A section as its log records it.
@@ -134,8 +132,7 @@ pub(crate) unsafe fn recover(logs: &SectionLogs, heap: Range<usize>) -> Option<R
     }
     let limits = happened(&places, |place| logs.last_stable(place));
     let mut undone = Vec::new();
-    for (place, (all, limit)) in (0..).zip(places.iter().zip(&limits)) {
-        recovery.happened.extend(all[..*limit].last().map(|last| SectionId { place, number: last.number }));
+    for (all, limit) in places.iter().zip(&limits) {
         recovery.free.extend(all[..*limit].iter().flat_map(|section| section.frees.iter().copied()));
         for section in &all[*limit..] {
             match section.complete {

@@ -63,8 +63,11 @@ impl ThreadSections {
         allocated.append(&mut self.aborted);
         self.aborted.clone_from(&allocated);
         self.first = null();
-        // A kill from here on leaks the blocks that it had allocated.
+        // A kill within this leaks the blocks that it had allocated.
         self.writer().cut_back();
+        for address in &allocated {
+            self.log_record(&Record::Allocated { address: *address });
+        }
         // The section goes on, so it keeps its dependencies.
         for on in self.depends.clone() {
             self.log_record(&Record::Depends { on });
