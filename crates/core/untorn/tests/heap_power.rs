@@ -149,6 +149,25 @@ fn memory_of_another_boot_is_gone_on_from() {
     }
 }
 
+/// A program that requires the class loses nothing if the file system of the memory is not mounted.
+#[test]
+fn memory_that_is_not_mounted_is_found_later() {
+    let dir = directory();
+    if !can_flush(dir.path()) {
+        return;
+    }
+    let memory = abandoned(dir.path());
+    let aside = memory.with_file_name(format!("aside-{}", std::process::id()));
+    fs::rename(&memory, &aside).unwrap();
+    let plain = Store::open(dir.path()).unwrap();
+    refused(live().live_class(FailureClass::Memory).open_in(&plain, "heap"), &["unsupported"]);
+    drop(plain);
+    fs::rename(&aside, &memory).unwrap();
+    let heap = open(dir.path(), &live().live_class(FailureClass::Memory)).unwrap();
+    assert_eq!((report(&heap).start, number(&heap).load(Relaxed)), (LiveStart::WentOn, 2));
+    heap.close().unwrap();
+}
+
 /// Memory of another file, and memory that a file's commit does not name, is refused in another boot, too.
 #[test]
 fn other_memory_of_another_boot_is_refused() {

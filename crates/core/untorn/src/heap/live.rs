@@ -438,8 +438,8 @@ impl Working {
     }
 
     /// Empties the logs of sections, once everything that they require is done. The memory is of the chosen medium from
-    /// now on. `commit` commits the heap first, if the memory has survived power cuts and will not any more: what it has
-    /// kept so far stays kept.
+    /// now on. `commit` commits the heap first, if the memory has survived power cuts and will not any more: no section
+    /// is lost that had survived one.
     pub(crate) fn settle_sections(&self, commit: impl FnOnce() -> Result<()>) -> Result<()> {
         self.logs().settle_all();
         if self.head.medium().survives_power() && !self.medium.survives_power() {

@@ -1,6 +1,6 @@
 //! Scenarios over the order of single steps of live heaps in byte-addressable memory that needs flushes.
 
-use super::live_power::{goes_on, is_flushed, memory_of, open, options, start_of, store};
+use super::live_power::{RemovedAtEnd, goes_on, is_flushed, memory_of, open, options, start_of, store};
 use super::opening::failed;
 use crate::heaps::{Image, PowerCuts};
 use std::alloc::Layout;
@@ -35,6 +35,7 @@ struct Scene {
     memory: PathBuf,
     /// The first bytes of the heap's last commit.
     start: Vec<u8>,
+    _removed: RemovedAtEnd,
 }
 
 impl Scene {
@@ -49,7 +50,8 @@ impl Scene {
         heap.root_or("table", |_| Table { block: [0; 8], other: [0; 8], own: [[0; 8]; 2] }).map_err(failed)?;
         heap.commit().map_err(failed)?;
         let (memory, start) = (memory_of(&heap)?, start_of(&heap));
-        Ok(Some((Scene { dir, place, memory, start }, heap)))
+        let _removed = RemovedAtEnd(memory.clone());
+        Ok(Some((Scene { dir, place, memory, start, _removed }, heap)))
     }
 
     /// The heap after a power cut. It must go on.
@@ -86,7 +88,7 @@ pub(crate) fn a_freed_block_is_freed_once() -> Result<(), String> {
     let (table, lock) = (table_in(&heap)?.as_ptr(), SectionLock::new());
     let layout = Layout::from_size_align(48, 8).expect("a layout");
     let first = heap.allocate(layout).map_err(failed)?;
-    // SAFETY: in the table; so in what follows.
+    // SAFETY: in the table, as everything below.
     let block = unsafe { &raw mut (*table).block[0] };
     put(&heap, &lock, block, first.as_ptr().expose_provenance() as u64)?;
     let cuts = PowerCuts::begin(&scene.memory, 1, 0, || ())?;
@@ -124,7 +126,7 @@ pub(crate) fn an_aborted_free_frees_nothing() -> Result<(), String> {
     let Some((scene, heap)) = Scene::new()? else { return Ok(()) };
     let (table, lock) = (table_in(&heap)?.as_ptr(), SectionLock::new());
     let first = heap.allocate(Layout::from_size_align(48, 8).expect("a layout")).map_err(failed)?;
-    // SAFETY: in the table; so in what follows.
+    // SAFETY: in the table, as everything below.
     let block = unsafe { &raw mut (*table).block[0] };
     put(&heap, &lock, block, first.as_ptr().expose_provenance() as u64)?;
     let cuts = PowerCuts::begin(&scene.memory, 1, 0, || ())?;
@@ -149,7 +151,7 @@ thread_local! {
 }
 
 /// Others see a section as stable only when a power cut cannot undo it any more: before the number that makes it stable
-/// is flushed, another thread makes sections on what it has changed.
+/// is flushed, another thread makes sections on its changes.
 pub(crate) fn what_is_shown_as_stable_is_durable() -> Result<(), String> {
     let Some((scene, heap)) = Scene::new()? else { return Ok(()) };
     let (table, lock) = (table_in(&heap)?, SectionLock::new());
@@ -338,7 +340,7 @@ pub(crate) fn sections_that_saw_each_other_stay_together() -> Result<(), String>
     if seen == [true; 2] { Ok(()) } else { Err(format!("none and both have happened: {seen:?}")) }
 }
 
-/// Memory that is of class `process` from an opening on does not take with it what had survived power cuts before.
+/// Memory that is of class `process` from an opening on does not take with it sections that had survived power cuts.
 pub(crate) fn sections_survive_the_end_of_their_class() -> Result<(), String> {
     let Some((scene, heap)) = Scene::new()? else { return Ok(()) };
     // SAFETY: in the table.

@@ -102,6 +102,15 @@ pub(super) fn is_flushed(heap: &Heap) -> bool {
     heap.live().is_some_and(|live| live.flushes && live.class == FailureClass::Memory)
 }
 
+/// Removes the memory at the end of a scenario.
+pub(super) struct RemovedAtEnd(pub PathBuf);
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 pub(super) fn memory_of(heap: &Heap) -> Result<PathBuf, String> {
     Ok(heap.live().ok_or("no live heap")?.memory)
 }
@@ -344,6 +353,7 @@ fn cut_power(seed: u64, plan: Plan) -> Result<(), String> {
     digests.push(unsafe { data_in(&heap)?.as_ref() }.digest());
     heap.commit().map_err(failed)?;
     let (memory, start, path) = (memory_of(&heap)?, start_of(&heap), dir.path().join("heap"));
+    let _removed = RemovedAtEnd(memory.clone());
     let progress = Arc::new(Progress::default());
     let cuts = {
         let progress = progress.clone();
@@ -466,14 +476,16 @@ pub(crate) fn released_segments_are_zeros_after_a_power_cut() -> Result<(), Stri
     heap.set_root("block", Some(block)).map_err(failed)?;
     heap.commit().map_err(failed)?;
     let (memory, start) = (memory_of(&heap)?, start_of(&heap));
+    let _removed = RemovedAtEnd(memory.clone());
     heap.set_root::<u8>("block", None).map_err(failed)?;
     let moment = Moment { outside: 1, ..Progress::default().now() };
     let cuts = PowerCuts::begin(&memory, 1, 1, move || moment)?;
     // SAFETY: nobody uses it.
     unsafe { heap.free(block) }.map_err(failed)?;
+    let last = cuts.least(moment)?;
     let images = cuts.end()?;
     drop(heap);
-    for image in &images {
+    for image in images.iter().chain([&last]) {
         image.put(&memory).map_err(|e| e.to_string())?;
         foretell(&path, &start, &image.moment)?;
     }
@@ -522,6 +534,7 @@ pub(crate) fn sections_of_threads_survive_power_cuts() -> Result<(), String> {
     let counts = heap.root_or("counts", |_| Counts { all: [0; 8], own: [[0; 8]; THREADS] }).map_err(failed)?;
     heap.commit().map_err(failed)?;
     let (memory, start) = (memory_of(&heap)?, start_of(&heap));
+    let _removed = RemovedAtEnd(memory.clone());
     let stable: Arc<[AtomicU64; THREADS]> = Arc::default();
     let told = stable.clone();
     let cuts = PowerCuts::begin(&memory, 1, 30, move || [0, 1, 2].map(|thread| told[thread].load(Relaxed)))?;

@@ -1,7 +1,7 @@
 //! Threads that change the same blocks of a live heap in byte-addressable memory that needs flushes, with power cuts within
 //! their sections, and within the openings that follow.
 
-use super::live_power::{goes_on, is_flushed, memory_of, open, start_of, store};
+use super::live_power::{RemovedAtEnd, goes_on, is_flushed, memory_of, open, start_of, store};
 use super::opening::failed;
 use crate::heaps::PowerCuts;
 use fastrand::Rng;
@@ -175,6 +175,7 @@ fn cut_power(seed: u64) -> Result<(), String> {
     let table = heap.root_or("table", |_| table()).map_err(failed)?;
     heap.commit().map_err(failed)?;
     let (memory, start) = (memory_of(&heap)?, start_of(&heap));
+    let _removed = RemovedAtEnd(memory.clone());
     let told: Arc<[AtomicU64; THREADS]> = Arc::default();
     let now = told.clone();
     let cuts = PowerCuts::begin(&memory, seed, 150, move || [0, 1, 2].map(|thread| now[thread].load(Relaxed)))?;
