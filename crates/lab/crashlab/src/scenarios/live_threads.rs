@@ -117,9 +117,9 @@ fn work(shared: &Shared<'_>, thread: usize, seed: u64) -> Result<(), String> {
                 unsafe { section.abort() }.map_err(failed)?;
             }
         }
-        let again = if is_early { Some(drop(first)) } else { None };
+        let kept = Some(first).filter(|_| !is_early);
         {
-            let _second = (one != other || again.is_some()).then(|| heap.section_with(&locks[other]));
+            let _second = (one != other || kept.is_none()).then(|| heap.section_with(&locks[other]));
             let slot = slot_at(other, slots[1]);
             section.modify(&mut slot.cents).map(|own| *own += cents).map_err(failed)?;
             if rng.bool() {
