@@ -112,6 +112,8 @@ untorn_os::invariants! {
     SECTION_LOGGED_FIRST,
     /// Bytes that an earlier section logged are logged again by a later one.
     SECTION_FILTER_FORGETS,
+    /// After a recovery, the logs of all sections become void at once.
+    SECTION_LOGS_VOID_AT_ONCE,
     /// Memory that an undone section had allocated is free again.
     SECTION_ALLOCATIONS_UNDONE,
     /// Memory that a section frees is freed when the section cannot be undone any more.
@@ -126,14 +128,19 @@ untorn_os::invariants! {
     LIVE_BLOCKS_DURABLE,
     /// Memory with flushes: blocks to which changed bytes point are durable before a section ends.
     LIVE_REFERENCED_DURABLE,
-    /// Memory with flushes: the end of a section is durable before others see it.
+    /// Memory with flushes: the end of a section is durable before its thread goes on.
     LIVE_END_DURABLE,
+    /// Memory with flushes: others see that a section is stable only when that is durable.
+    LIVE_SHOWN_DURABLE,
     /// Memory with flushes: the log notes durably that a block is freed, before it is free.
     LIVE_FREED_DURABLE,
     /// Memory with flushes: the new generation of a log is durable before its first record.
     LIVE_GENERATION_DURABLE,
     /// Memory with flushes: after a recovery, no older record of a log is valid.
     LIVE_LOGS_VOID,
+    /// Memory with flushes: that all logs are void is durable before any is, and that they count again before their next
+    /// record.
+    LIVE_VOID_DURABLE,
     /// Memory with flushes: the bytes that an abort restored are durable before its records are erased.
     LIVE_ABORT_DURABLE,
     /// Memory with flushes: the records of an aborted section are erased before it goes on.
@@ -148,6 +155,8 @@ untorn_os::invariants! {
     LIVE_SETTLE_DURABLE,
     /// Memory with flushes: zeros are durable before the metadata says that they are unused.
     LIVE_ZEROS_DURABLE,
+    /// Memory that survives a power cut: its new length is durable before the heap's header says so.
+    LIVE_GROWN_DURABLE,
     /// Memory with flushes: a change under a guard is durably noted before it begins.
     LIVE_CHANGING_DURABLE,
     /// Memory with flushes: a change under a guard is durable before it counts as ended.

@@ -10,7 +10,8 @@ use common::*;
 use fastrand::Rng;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
@@ -21,6 +22,7 @@ use untorn::heap::{Heap, HeapOptions, LiveReport, LiveStart};
 use untorn::{FailureClass, Store, StoreOptions, offline};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_os::Linux;
+use untorn_testkit::NOBODY;
 
 const MODE: &str = "UNTORN_TEST_POWER";
 const PLACE: &str = "UNTORN_TEST_PLACE";
@@ -145,6 +147,25 @@ fn memory_of_another_boot_is_gone_on_from() {
         assert_eq!(number(&heap).load(Relaxed), 2);
         heap.close().unwrap();
     }
+}
+
+/// A program that requires the class loses nothing if the file system of the memory is not mounted.
+#[test]
+fn memory_that_is_not_mounted_is_found_later() {
+    let dir = directory();
+    if !can_flush(dir.path()) {
+        return;
+    }
+    let memory = abandoned(dir.path());
+    let aside = memory.with_file_name(format!("aside-{}", std::process::id()));
+    fs::rename(&memory, &aside).unwrap();
+    let plain = Store::open(dir.path()).unwrap();
+    refused(live().live_class(FailureClass::Memory).open_in(&plain, "heap"), &["unsupported"]);
+    drop(plain);
+    fs::rename(&aside, &memory).unwrap();
+    let heap = open(dir.path(), &live().live_class(FailureClass::Memory)).unwrap();
+    assert_eq!((report(&heap).start, number(&heap).load(Relaxed)), (LiveStart::WentOn, 2));
+    heap.close().unwrap();
 }
 
 /// Memory of another file, and memory that a file's commit does not name, is refused in another boot, too.
@@ -289,4 +310,28 @@ fn the_hardware_may_write_the_caches_back() {
     assert_eq!(number(&heap).load(Relaxed), 2);
     heap.close().unwrap();
     assert!(child("nonsense", dir.path(), "perhaps").status().unwrap().success());
+}
+
+/// The directory of the memory's users may be one in which they can neither list nor make anything.
+#[test]
+fn a_directory_that_cannot_be_listed_has_memory() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("needs root, to act as another user");
+    }
+    let dir = directory();
+    if !can_flush(dir.path()) {
+        return;
+    }
+    let [place, memory] = ["place", "memory"].map(|name| dir.path().join(name));
+    let own = memory.join(format!("untorn-{NOBODY}"));
+    for (dir, mode) in [(dir.path(), 0o711), (&place, 0o700), (&memory, 0o711), (&own, 0o711)] {
+        fs::create_dir_all(dir).unwrap();
+        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    [&place, &own].into_iter().for_each(|dir| chown(dir, Some(NOBODY), Some(NOBODY)).unwrap());
+    for _ in 0..2 {
+        let mut command = child("hardware", &place, "hardware");
+        assert!(command.env("UNTORN_LIVE_DIR", &memory).uid(NOBODY).gid(NOBODY).status().unwrap().success());
+        assert_eq!(fs::read_dir(&own).unwrap().count(), 1);
+    }
 }

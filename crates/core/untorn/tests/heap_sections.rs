@@ -440,6 +440,25 @@ fn an_aborted_section_has_changed_nothing() {
     refused(elsewhere.section().map(drop), &["invalid"]);
 }
 
+/// Blocks of the part of a section that was aborted are free when the section has ended, also if it aborts again.
+#[test]
+fn a_section_that_aborts_twice_keeps_no_block() {
+    let dir = directory();
+    let heap = live().open(dir.path().join("heap")).unwrap();
+    let before = heap.stats().unwrap().allocations;
+    for aborts in 0..4 {
+        let section = heap.section().unwrap();
+        for _ in 0..aborts {
+            heap.allocate(Layout::new::<[u64; 100]>()).unwrap();
+            heap.allocate(Layout::new::<[u64; 1_000_000]>()).unwrap();
+            // SAFETY: nothing of the section is used.
+            unsafe { section.abort() }.unwrap();
+        }
+        drop(section);
+        assert_eq!(heap.stats().unwrap().allocations, before, "{aborts} aborts");
+    }
+}
+
 /// A section that aborts keeps its dependencies: its later changes are undone together with the other section.
 #[test]
 fn an_aborted_section_still_depends_on_what_it_saw() {

@@ -172,6 +172,13 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::LIVE_CUT_DURABLE | invariant::LIVE_READY_DURABLE | invariant::LIVE_FLUSHED_ON_DEMAND => {
             Some("what_a_heap_in_memory_told_is_durable")
         }
+        invariant::SECTION_LOGS_VOID_AT_ONCE | invariant::LIVE_VOID_DURABLE => {
+            Some("sections_that_saw_each_other_stay_together")
+        }
+        invariant::LIVE_GROWN_DURABLE => Some("memory_that_grew_is_as_long"),
+        invariant::LIVE_FREED_DURABLE => Some("a_freed_block_is_freed_once"),
+        invariant::LIVE_ABORT_ERASED => Some("an_aborted_free_frees_nothing"),
+        invariant::LIVE_SHOWN_DURABLE => Some("what_is_shown_as_stable_is_durable"),
         invariant::LIVE_ZEROS_DURABLE => Some("released_segments_are_zeros_after_a_power_cut"),
         invariant::LIVE_BROUGHT_IN => Some("what_a_live_heap_had_is_committed"),
         _ => None,
@@ -216,9 +223,6 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
             "not here: no scenario kills a process within the allocator; \
              `a_kill_at_any_instruction_leaves_the_allocator_whole` fails without it",
         ),
-        invariant::LIVE_FREED_DURABLE | invariant::LIVE_ABORT_ERASED => {
-            Some("not shown yet: the power cuts of `sections_survive_power_cuts` have not hit the steps that it orders")
-        }
         invariant::STORES_SINCE_UNDO_FOUND => Some(
             "not here: no program of one thread stores during a rollback; `a_store_during_a_rollback_is_not_forgotten` \
              fails without it",

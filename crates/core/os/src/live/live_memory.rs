@@ -240,8 +240,12 @@ impl LiveMemory {
     pub fn sync_names(&self) -> io::Result<()> {
         for dir in self.path.ancestors().skip(1).take(2) {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
-            let dir = fs::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }, flags, Mode::empty())?;
-            rustix::io::retry_on_intr(|| fs::fsync(&dir))?;
+            match fs::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }, flags, Mode::empty()) {
+                Ok(dir) => rustix::io::retry_on_intr(|| fs::fsync(&dir))?,
+                // A directory that this user cannot list: all of its file system.
+                Err(Errno::ACCESS) => fs::syncfs(self.file.own()?)?,
+                Err(e) => return Err(e.into()),
+            }
         }
         note(LineEvent::Name(self.head.as_ptr() as usize));
         Ok(())
@@ -302,7 +306,7 @@ impl LiveMemory {
         fs::ftruncate(&file, LIVE_HEAD_BYTES as u64 + present)?;
         let is_durable = self.is_durable.load(Relaxed);
         let how = if is_durable && self.is_synced { SYNCED } else { MapFlags::SHARED };
-        Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present, (how, is_durable))?))
+        Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present, how)?))
     }
 
     /// Removes the name, if it still belongs to this file, so that nobody finds the memory any more.

@@ -33,8 +33,6 @@ pub(crate) struct SharedMapping {
     data: Arc<dyn File>,
     /// How the file is mapped.
     how: MapFlags,
-    /// The length and the blocks of the file are durable before its new part is used.
-    is_durable: bool,
     /// End of the part that is allocated and mapped.
     end: Mutex<u64>,
 }
@@ -80,11 +78,11 @@ impl SharedMapping {
         data: Arc<dyn File>,
         request: &MapRequest,
         present: u64,
-        (how, is_durable): (MapFlags, bool),
+        how: MapFlags,
     ) -> io::Result<SharedMapping> {
         let inner = LinuxMapping::of(file.try_clone()?, request)?;
         let (path, file, end) = (path.to_owned(), Fd::new(file)?, Mutex::new(0));
-        let mapping = SharedMapping { inner, path, file, data, how, is_durable, end };
+        let mapping = SharedMapping { inner, path, file, data, how, end };
         mapping.reach(present)?;
         Ok(mapping)
     }
@@ -100,9 +98,6 @@ impl SharedMapping {
             let hole = fs::seek(&file, SeekFrom::Hole(in_file(old)));
             if hole.map_or(true, |hole| hole < in_file(wanted)) {
                 allocate(&file, in_file(old), wanted - old).map_err(|e| self.full(e, wanted))?;
-            }
-            if self.is_durable {
-                fs::fdatasync(&file)?;
             }
             self.inner.map_shared(old..wanted, in_file(old), self.how)?;
             *end = wanted;

@@ -15,7 +15,8 @@ use crate::engine::handles::file::File;
 use crate::engine::handles::map::Map;
 use crate::engine::options::FailureClass;
 use crate::heap::image::check::{Checker, ChunkSet, HeapImage, HeapImageMut};
-use crate::heap::image::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
+use crate::heap::image::free_in_image::is_inside;
+use crate::heap::image::layout::{CHUNK_BYTES, Header, SEGMENT_BYTES, STAMP_AT, Stamp};
 use crate::heap::live::cuts::StopTimes;
 use crate::heap::live::memory_file::{Identity, class_of};
 use crate::heap::log::flushing::Flushing;
@@ -300,11 +301,27 @@ fn undo_sections(memory: &mut dyn Mendable) -> Result<Option<Recovery>> {
         section_recovery::recover(&logs, base..base.saturating_add(bytes as usize))
     };
     let Some(recovery) = recovered else { return Ok(None) };
-    recovery.restore.iter().try_for_each(|old| memory.write(&old.bytes, (old.address - base) as u64))?;
+    recovery.restore.iter().try_for_each(|old| restore(memory, &old.bytes, old.address - base))?;
     // SAFETY: as above.
     let flushing = unsafe { Flushing::at(memory.own()) };
     flushing.sync(invariant::LIVE_MENDED_DURABLE).context("flush", memory.name())?;
     Ok(Some(recovery))
+}
+
+/// Restores bytes of the program. A recovery that was interrupted may have freed their block: where there are metadata now,
+/// none of them belong.
+fn restore(memory: &mut dyn Mendable, bytes: &[u8], offset: usize) -> Result<()> {
+    let (mut at, end) = (offset, offset + bytes.len());
+    while at < end {
+        let (segment, within) = (at / SEGMENT_BYTES, at % SEGMENT_BYTES);
+        let is_first = within < CHUNK_BYTES;
+        let part = at..end.min(segment * SEGMENT_BYTES + if is_first { CHUNK_BYTES } else { SEGMENT_BYTES });
+        if !is_first || is_inside(&*memory, segment)? {
+            memory.write(&bytes[part.start - offset..part.end - offset], part.start as u64)?;
+        }
+        at = part.end;
+    }
+    Ok(())
 }
 
 /// The header and size of the heap in live memory, or the reason why there is no heap.
@@ -392,6 +409,11 @@ impl Working {
         self.head.flushing().sync(needed).context("flush", self.memory.path())
     }
 
+    /// Makes everything durable that is in the memory, and its length, if it survives a power cut.
+    pub(crate) fn sync_lasting(&self, needed: Invariant) -> Result<()> {
+        if self.medium.survives_power() && holds(needed) { self.sync() } else { Ok(()) }
+    }
+
     /// Makes everything durable that is in the memory.
     fn sync(&self) -> Result<()> {
         self.memory.sync().context("flush", self.memory.path())
@@ -416,9 +438,13 @@ impl Working {
     }
 
     /// Empties the logs of sections, once everything that they require is done. The memory is of the chosen medium from
-    /// now on.
-    pub(crate) fn settle_sections(&self) -> Result<()> {
+    /// now on. `commit` commits the heap first, if the memory has survived power cuts and will not any more: no section
+    /// is lost that had survived one.
+    pub(crate) fn settle_sections(&self, commit: impl FnOnce() -> Result<()>) -> Result<()> {
         self.logs().settle_all();
+        if self.head.medium().survives_power() && !self.medium.survives_power() {
+            commit()?;
+        }
         if self.head.medium() != self.medium && self.medium.survives_power() {
             self.sync()?;
         }

@@ -1,6 +1,7 @@
 //! Power cuts over the memory of a live heap that needs flushes. A recording follows the flushes and fences of this
 //! process, and knows so which lines of the memory are durable. At a power cut the memory has these, and of the other
-//! stores any aligned parts of eight bytes. A cache may also write lines back by itself, at any time before that.
+//! stores any aligned parts of eight bytes. A cache may also write lines back by itself, at any time before that. The
+//! file is as long as it was at its last flush, or as it is.
 
 use fastrand::Rng;
 use parking_lot::{Mutex, MutexGuard};
@@ -19,7 +20,7 @@ const LINE: usize = 64;
 const LOGS_AT: u64 = 4 << 20;
 const LOG_BYTES: u64 = 1 << 20;
 const LOGS: u64 = 4;
-const LOG_USED: u64 = 64 << 10;
+const LOG_USED: u64 = 128 << 10;
 /// The offset of the boot in the head.
 const BOOT_AT: u64 = 16;
 
@@ -65,7 +66,7 @@ impl Parts {
 /// The memory after a power cut: where it differs from the memory at the beginning of the recording.
 struct Left {
     first: Arc<Parts>,
-    /// The bytes of the last part, the heap.
+    /// The bytes of the last part, the heap, as far as the file's length is there.
     len: usize,
     lines: Vec<(u64, [u8; LINE])>,
     /// Whether the file's name is durable.
@@ -73,7 +74,7 @@ struct Left {
 }
 
 impl Left {
-    fn new(first: &Arc<Parts>, now: &Parts, is_named: bool) -> Left {
+    fn new(first: &Arc<Parts>, now: &Parts, len: u64, is_named: bool) -> Left {
         let mut lines = Vec::new();
         for ((start, now), (_, first)) in now.0.iter().zip(&first.0) {
             for (nth, line) in now.chunks_exact(LINE).enumerate() {
@@ -83,7 +84,8 @@ impl Left {
                 }
             }
         }
-        Left { first: first.clone(), len: now.0.last().map_or(0, |last| last.1.len()), lines, is_named }
+        let len = len.saturating_sub(LIVE_HEAD_BYTES as u64) as usize;
+        Left { first: first.clone(), len: now.0.last().map_or(0, |last| last.1.len().min(len)), lines, is_named }
     }
 
     fn parts(&self) -> Parts {
@@ -136,16 +138,33 @@ struct Recording {
     shown: Vec<(Range<usize>, u64)>,
     first: Arc<Parts>,
     durable: Parts,
+    /// The length of the file that is durable.
+    len: u64,
     /// Whether the file's name is durable.
     is_named: bool,
     /// Lines that threads have flushed and not fenced.
-    pending: HashMap<ThreadId, Vec<(u64, [u8; LINE])>>,
+    pending: HashMap<ThreadId, Vec<Flushed>>,
+    /// The number of flushes so far.
+    flushes: u64,
+    /// The last flush of each line that is durable: an earlier one that another thread fences later changes nothing.
+    landed: HashMap<u64, u64>,
     rng: Rng,
     /// A power cut is tried at one of so many events. 0: at none.
     one_in: u32,
     take: Box<dyn FnMut(Left) + Send>,
+    /// Called before each event, in its thread.
+    before: Option<Before>,
     failed: Option<String>,
 }
+
+/// A line that was flushed.
+struct Flushed {
+    nth: u64,
+    offset: u64,
+    line: [u8; LINE],
+}
+
+type Before = Arc<dyn Fn(LineEvent) + Send + Sync>;
 
 static NOW: Mutex<Option<Recording>> = Mutex::new(None);
 
@@ -194,7 +213,9 @@ impl Recording {
         let one_in = if matches!(event, LineEvent::Flush(_)) { self.one_in * 32 } else { self.one_in };
         if self.one_in == 1 || one_in > 0 && self.rng.u32(..one_in) == 0 {
             let left = self.cut()?;
-            (self.take)(Left::new(&self.first, &left, self.is_named));
+            // The file system may have written a new length by itself.
+            let len = if self.rng.bool() { self.len } else { self.open()?.metadata()?.len() };
+            (self.take)(Left::new(&self.first, &left, len, self.is_named));
         }
         if one_in > 0 && self.rng.u32(..one_in) == 0 {
             self.write_back()?;
@@ -203,21 +224,30 @@ impl Recording {
             (LineEvent::Flush(_), Some(offset)) => {
                 let mut line = [0; LINE];
                 self.open()?.read_exact_at(&mut line, offset)?;
-                self.pending.entry(thread).or_default().push((offset, line));
+                self.flushes += 1;
+                self.pending.entry(thread).or_default().push(Flushed { nth: self.flushes, offset, line });
             }
             (LineEvent::Fence, _) => {
                 let lines = self.pending.remove(&thread).unwrap_or_default();
-                if lines.iter().any(|(offset, _)| self.durable.line(*offset).is_none()) {
+                if lines.iter().any(|flushed| self.durable.line(flushed.offset).is_none()) {
                     // The heap has grown.
                     self.current()?;
                 }
-                for (offset, line) in lines {
-                    if let Some(durable) = self.durable.line(offset) {
+                for Flushed { nth, offset, line } in lines {
+                    let durable = self.durable.line(offset);
+                    let durable = durable.ok_or_else(|| io::Error::other(format!("{offset} is not followed")))?;
+                    let landed = self.landed.entry(offset).or_default();
+                    if nth > *landed {
+                        *landed = nth;
                         durable.copy_from_slice(&line);
                     }
                 }
             }
-            (LineEvent::Sync(_), _) => self.durable = self.current()?,
+            (LineEvent::Sync(_), _) => {
+                self.durable = self.current()?;
+                self.pending.clear();
+                self.len = self.open()?.metadata()?.len();
+            }
             (LineEvent::Name(_), _) => self.is_named = true,
             (LineEvent::Flush(_), None) => {}
         }
@@ -227,9 +257,9 @@ impl Recording {
     /// The cache writes lines back. Their present bytes are durable, also if they are stored to again.
     fn write_back(&mut self) -> io::Result<()> {
         let mut written = self.cut()?;
-        for (offset, flushed) in self.pending.values_mut().flatten() {
+        for Flushed { offset, line, .. } in self.pending.values_mut().flatten() {
             let (Some(old), Some(new)) = (self.durable.line(*offset), written.line(*offset)) else { continue };
-            let words = flushed.chunks_mut(8).zip(old.chunks(8).zip(new.chunks(8)));
+            let words = line.chunks_mut(8).zip(old.chunks(8).zip(new.chunks(8)));
             words.filter(|(_, (old, new))| old != new).for_each(|(flushed, (_, new))| flushed.copy_from_slice(new));
         }
         self.durable = written;
@@ -287,6 +317,8 @@ impl<M: Send + 'static> PowerCuts<M> {
     ) -> Result<PowerCuts<M>, String> {
         let one = ONE.lock();
         observe_lines(Box::new(|event| {
+            let before = NOW.lock().as_ref().and_then(|recording| recording.before.clone());
+            before.into_iter().for_each(|before| before(event));
             if let Some(recording) = &mut *NOW.lock()
                 && let Err(e) = recording.on(event)
             {
@@ -299,20 +331,33 @@ impl<M: Send + 'static> PowerCuts<M> {
         let is_named = file.is_some();
         let durable = file.as_ref().map(Parts::read).transpose().map_err(|e| e.to_string())?;
         let durable = durable.unwrap_or_else(|| Parts::zeros(LIVE_HEAD_BYTES as u64));
+        let len =
+            file.as_ref().map(File::metadata).transpose().map_err(|e| e.to_string())?.map_or(0, |meta| meta.len());
         *NOW.lock() = Some(Recording {
             path: path.to_owned(),
             file,
             shown: Vec::new(),
             first: Arc::new(durable.clone()),
             durable,
+            len,
             is_named,
             pending: HashMap::new(),
+            flushes: 0,
+            landed: HashMap::new(),
             rng: Rng::with_seed(seed),
             one_in,
             take: Box::new(move |left| taken.lock().push(Image { left, moment: moment() })),
+            before: None,
             failed: None,
         });
         Ok(PowerCuts { _one: one, images })
+    }
+
+    /// Calls a function before each event, in the thread that makes it. Other threads go on meanwhile.
+    pub fn before_each(&self, then: impl Fn(LineEvent) + Send + Sync + 'static) {
+        if let Some(recording) = &mut *NOW.lock() {
+            recording.before = Some(Arc::new(then));
+        }
     }
 
     /// The memory after a power cut that takes all stores but the durable ones.
@@ -320,7 +365,7 @@ impl<M: Send + 'static> PowerCuts<M> {
         let mut now = NOW.lock();
         let recording = now.as_mut().ok_or("no recording")?;
         recording.current().map_err(|e| e.to_string())?;
-        Ok(Image { left: Left::new(&recording.first, &recording.durable, recording.is_named), moment })
+        Ok(Image { left: Left::new(&recording.first, &recording.durable, recording.len, recording.is_named), moment })
     }
 
     /// Ends the recording; returns the memory after the power cuts that were tried.

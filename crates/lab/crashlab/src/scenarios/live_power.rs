@@ -82,32 +82,41 @@ impl Progress {
     }
 }
 
-fn options() -> HeapOptions {
+pub(super) fn options() -> HeapOptions {
     HeapOptions::new().create(true).live(true).address_space(64 << 20)
 }
 
 /// A place for a store whose file system is taken for one on byte-addressable memory.
-fn store(dir: &Path) -> Result<Store, String> {
+pub(super) fn store(dir: &Path) -> Result<Store, String> {
     let storage = Linux::open_as_memory(dir).map_err(|e| e.to_string())?;
     let options = StoreOptions::new().create(true).background(false);
     options.open_on(storage, StoreDir::of_directory(), dir.to_owned()).map_err(failed)
 }
 
-fn open(store: &Store) -> Result<Heap, String> {
+pub(super) fn open(store: &Store) -> Result<Heap, String> {
     options().open_in(store, "heap").map_err(failed)
 }
 
 /// Whether the memory of a heap needs flushes. It does not on processors without them.
-fn is_flushed(heap: &Heap) -> bool {
+pub(super) fn is_flushed(heap: &Heap) -> bool {
     heap.live().is_some_and(|live| live.flushes && live.class == FailureClass::Memory)
 }
 
-fn memory_of(heap: &Heap) -> Result<PathBuf, String> {
+/// Removes the memory at the end of a scenario.
+pub(super) struct RemovedAtEnd(pub PathBuf);
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+pub(super) fn memory_of(heap: &Heap) -> Result<PathBuf, String> {
     Ok(heap.live().ok_or("no live heap")?.memory)
 }
 
 /// The first bytes of the heap's last commit: of the live memory, whose stamp is that of the last cut.
-fn start_of(heap: &Heap) -> Vec<u8> {
+pub(super) fn start_of(heap: &Heap) -> Vec<u8> {
     let (base, _) = heap.memory();
     // SAFETY: the first page of the heap, which is mapped, and whose stamp nobody changes meanwhile.
     unsafe { std::slice::from_raw_parts(base.as_ptr(), 4096) }.to_vec()
@@ -280,6 +289,12 @@ fn foretell(path: &Path, start: &[u8], moment: &Moment) -> Result<bool, String> 
     }
 }
 
+/// Checks the memory after a power cut outside of guards, with so many blocks that only the program knows: the next opening
+/// goes on.
+pub(super) fn goes_on(path: &Path, start: &[u8], outside: u64) -> Result<(), String> {
+    foretell(path, start, &Moment { outside, ..Progress::default().now() }).map(|_| ())
+}
+
 /// Checks the data of a heap that goes on; returns the number of its last operation.
 fn check(heap: &Heap, moment: &Moment, digests: &[u64]) -> Result<(u64, u64), String> {
     let wrong = |what: &str| Err(format!("{what}, at {moment:?}"));
@@ -338,6 +353,7 @@ fn cut_power(seed: u64, plan: Plan) -> Result<(), String> {
     digests.push(unsafe { data_in(&heap)?.as_ref() }.digest());
     heap.commit().map_err(failed)?;
     let (memory, start, path) = (memory_of(&heap)?, start_of(&heap), dir.path().join("heap"));
+    let _removed = RemovedAtEnd(memory.clone());
     let progress = Arc::new(Progress::default());
     let cuts = {
         let progress = progress.clone();
@@ -460,14 +476,16 @@ pub(crate) fn released_segments_are_zeros_after_a_power_cut() -> Result<(), Stri
     heap.set_root("block", Some(block)).map_err(failed)?;
     heap.commit().map_err(failed)?;
     let (memory, start) = (memory_of(&heap)?, start_of(&heap));
+    let _removed = RemovedAtEnd(memory.clone());
     heap.set_root::<u8>("block", None).map_err(failed)?;
     let moment = Moment { outside: 1, ..Progress::default().now() };
     let cuts = PowerCuts::begin(&memory, 1, 1, move || moment)?;
     // SAFETY: nobody uses it.
     unsafe { heap.free(block) }.map_err(failed)?;
+    let last = cuts.least(moment)?;
     let images = cuts.end()?;
     drop(heap);
-    for image in &images {
+    for image in images.iter().chain([&last]) {
         image.put(&memory).map_err(|e| e.to_string())?;
         foretell(&path, &start, &image.moment)?;
     }
@@ -516,6 +534,7 @@ pub(crate) fn sections_of_threads_survive_power_cuts() -> Result<(), String> {
     let counts = heap.root_or("counts", |_| Counts { all: [0; 8], own: [[0; 8]; THREADS] }).map_err(failed)?;
     heap.commit().map_err(failed)?;
     let (memory, start) = (memory_of(&heap)?, start_of(&heap));
+    let _removed = RemovedAtEnd(memory.clone());
     let stable: Arc<[AtomicU64; THREADS]> = Arc::default();
     let told = stable.clone();
     let cuts = PowerCuts::begin(&memory, 1, 30, move || [0, 1, 2].map(|thread| told[thread].load(Relaxed)))?;
@@ -534,7 +553,7 @@ pub(crate) fn sections_of_threads_survive_power_cuts() -> Result<(), String> {
     drop(heap);
     for image in &images {
         image.put(&memory).map_err(|e| e.to_string())?;
-        foretell(&path, &start, &Moment { outside: 1, ..Progress::default().now() })?;
+        goes_on(&path, &start, 1)?;
         let heap = open(&place)?;
         let counts = heap.root::<Counts>("counts").map_err(failed)?.ok_or("no root")?;
         // SAFETY: nobody else uses it.

@@ -6,7 +6,9 @@ mod heap;
 mod index;
 mod kept_log;
 mod live;
+mod live_order;
 mod live_power;
+mod live_threads;
 mod name;
 mod opening;
 mod owners;
@@ -95,5 +97,13 @@ pub const SCENARIOS: &[Scenario] = &[
     ("sections_of_threads_survive_power_cuts", live_power::sections_of_threads_survive_power_cuts),
     ("what_a_heap_in_memory_told_is_durable", live_power::what_a_heap_in_memory_told_is_durable),
     ("released_segments_are_zeros_after_a_power_cut", live_power::released_segments_are_zeros_after_a_power_cut),
+    ("blocks_of_threads_survive_power_cuts", live_threads::blocks_of_threads_survive_power_cuts),
+    ("a_freed_block_is_freed_once", live_order::a_freed_block_is_freed_once),
+    ("an_aborted_free_frees_nothing", live_order::an_aborted_free_frees_nothing),
+    ("what_is_shown_as_stable_is_durable", live_order::what_is_shown_as_stable_is_durable),
+    ("memory_that_grew_is_as_long", live_order::memory_that_grew_is_as_long),
+    ("a_recovery_that_is_repeated_spares_metadata", live_order::a_recovery_that_is_repeated_spares_metadata),
+    ("sections_that_saw_each_other_stay_together", live_order::sections_that_saw_each_other_stay_together),
+    ("sections_survive_the_end_of_their_class", live_order::sections_survive_the_end_of_their_class),
     ("a_race_is_told_and_the_commit_takes_place", heap::a_race_is_told_and_the_commit_takes_place),
 ];

@@ -53,15 +53,20 @@ impl Backing for Body {
             return Err(Error::NoMemory { path: self.file.path(), detail });
         }
         let groups = (self.map.len() as usize / SEGMENT_BYTES).div_ceil(INSIDES);
+        let was = self.map.len();
         self.map.resize((segments * SEGMENT_BYTES) as u64)?;
-        self.flush_all()?;
+        if let Some(working) = self.working.as_ref().filter(|_| self.map.len() > was) {
+            // The header is about to say so, and that the new segments are zeros.
+            working.sync_lasting(invariant::LIVE_GROWN_DURABLE)?;
+        }
         (groups..segments.div_ceil(INSIDES)).for_each(|group| self.lock_header(group));
         if holds(invariant::HEAP_GROWS_WHOLE) { Ok(()) } else { self.map.msync() }
     }
 
     fn release(&self, offset: usize, bytes: usize) -> Result<()> {
         self.file.zero(offset as u64, bytes as u64)?;
-        self.flush_all()
+        // The metadata is about to say that they are zeros.
+        self.working.as_ref().map_or(Ok(()), |working| working.flush_all(invariant::LIVE_ZEROS_DURABLE))
     }
 
     fn unlock_header(&self, group: usize) -> Result<()> {
@@ -91,11 +96,6 @@ impl Backing for Body {
 }
 
 impl Body {
-    /// Makes zeros durable before the metadata says that they are zeros, in live memory that needs flushes.
-    fn flush_all(&self) -> Result<()> {
-        self.working.as_ref().map_or(Ok(()), |working| working.flush_all(invariant::LIVE_ZEROS_DURABLE))
-    }
-
     pub(crate) fn release_chunks(&self, chunks: Range<Number>) -> Result<()> {
         self.file.zero((chunks.start as usize * CHUNK_BYTES) as u64, (chunks.len() * CHUNK_BYTES) as u64)
     }

@@ -512,7 +512,7 @@ fn free_left(heap: &Heap, blocks: &[usize]) -> Result<()> {
         unsafe { heap.free(block)? };
     }
     match &heap.body().working {
-        Some(working) => working.settle_sections()?,
+        Some(working) => working.settle_sections(|| heap.commit())?,
         None if !blocks.is_empty() => heap.commit()?,
         None => {}
     }

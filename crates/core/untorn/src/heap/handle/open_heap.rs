@@ -314,6 +314,10 @@ impl Heap {
             working.head.begin_change();
         }
         let done = own_pages::unlock_all(&body.map).and_then(|()| body.map.rollback());
+        let done = done.and_then(|()| match &body.working {
+            Some(working) => working.sync_lasting(invariant::LIVE_CHANGE_SYNCED),
+            None => Ok(()),
+        });
         own_pages::lock_all(&body.map);
         let entry = self.shared.registration.0.entry;
         if body.working.is_some() {
@@ -330,7 +334,6 @@ impl Heap {
         if done.is_ok() {
             entry.guard.forgive();
             if let Some(working) = &body.working {
-                working.head.flushing().sync_or_note(invariant::LIVE_CHANGE_SYNCED);
                 entry.sections.forget();
                 working.head.forgive();
             }

@@ -47,7 +47,8 @@ pub(crate) fn free(image: &mut dyn HeapImageMut, offset: usize) -> Result<()> {
     Ok(())
 }
 
-fn is_inside(image: &dyn HeapImage, segment: usize) -> Result<bool> {
+/// Whether a segment lies inside of an allocation, and so has no metadata.
+pub(crate) fn is_inside(image: &dyn HeapImage, segment: usize) -> Result<bool> {
     let (at, bit) = inside_bit(segment);
     let mut byte = [0];
     image.read(&mut byte, at as u64)?;

@@ -3,13 +3,15 @@
 //! A power cut leaves, of the stores since the last flush of their line, any subset of aligned parts of eight bytes. So
 //! the order of stores that a killed process leaves is made by flushes: each step that others rely on is durable first.
 
+use crate::invariant;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, compiler_fence};
 use untorn_journal::format::crc64;
 use untorn_os::{Invariant, LiveMedium, fence_lines, flush_lines, holds, sync_live_memory};
 
-/// The offset of the medium in the head of the memory, on a cache line of its own.
+/// The offset of the medium in the head of the memory, on a cache line of its own. Two numbers follow: whether a flush of
+/// all of the memory has failed, and whether the logs of all sections are void.
 pub(crate) const MEDIUM_AT: usize = (64 << 10) - 64;
 
 /// How the memory behind a head becomes durable.
@@ -54,6 +56,19 @@ impl Flushing {
     /// Whether a flush of all of the memory has failed: a power cut may have left anything.
     pub(crate) fn has_failed(&self) -> bool {
         self.word(1).load(Acquire) != 0
+    }
+
+    /// Whether the logs of all sections are void, whatever they contain.
+    pub(crate) fn are_logs_void(&self) -> bool {
+        self.word(2).load(Acquire) != 0
+    }
+
+    /// Makes the logs of all sections void, or makes them count again, when each of them is.
+    pub(crate) fn set_logs_void(&self, void: bool) {
+        compiler_fence(SeqCst);
+        self.word(2).store(u64::from(void), Release);
+        self.persist(invariant::LIVE_VOID_DURABLE, self.word(2));
+        compiler_fence(SeqCst);
     }
 
     fn persist_here<T>(&self, value: &T) {

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
 use untorn_os::{FileHandle, FoundMemory, Linux, LiveMedium, Storage, can_flush_lines, holds, wake_shared};
 
 const MAGIC: [u8; 8] = *b"UNTORNLV";
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 /// The bytes that a record of the log holds.
 const LINE_BYTES: usize = 64;
 /// More records than the largest change of chunks within a segment needs.

@@ -114,6 +114,9 @@ impl SectionLogs {
     pub(crate) fn set_stable(&self, place: Place, number: u64) {
         let numbers = self.numbers(place);
         if self.flushing().is_on() {
+            if !holds(invariant::LIVE_SHOWN_DURABLE) {
+                numbers.set_stable(number);
+            }
             compiler_fence(SeqCst);
             numbers.kept.store(number, Release);
             self.flushing().persist(invariant::LIVE_END_DURABLE, &numbers.kept);
@@ -173,6 +176,9 @@ impl SectionLogs {
     /// # Safety
     /// Nobody changes the log while the records are used.
     pub(crate) unsafe fn read(&self, place: Place) -> Option<&[u8]> {
+        if self.flushing().are_logs_void() {
+            return Some(&[]);
+        }
         if self.flushing().is_on() {
             let generation = self.numbers(place).generation.load(Acquire);
             // Of a log that no thread has had, no byte is allocated.
@@ -205,8 +211,9 @@ impl SectionLogs {
         }
     }
 
-    /// Empties the logs of all places.
+    /// Empties the logs of all places. A recovery finds all of them as they are, or none.
     pub(crate) fn settle_all(&self) {
+        self.flushing().set_logs_void(holds(invariant::SECTION_LOGS_VOID_AT_ONCE));
         for place in 0..PLACES as Place {
             if self.tail(place).load(Relaxed) != 0 {
                 self.tail(place).store(0, Release);
@@ -218,6 +225,7 @@ impl SectionLogs {
                 self.flushing().persist(invariant::LIVE_LOGS_VOID, generation);
             }
         }
+        self.flushing().set_logs_void(false);
     }
 }
 

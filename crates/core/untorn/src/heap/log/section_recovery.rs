@@ -3,7 +3,8 @@
 //!
 //! A section is undone if it is not complete, if it has seen changes of a section that is undone, or if an earlier
 //! section of the same thread is undone. All others have happened. Recovery changes no log, and undoing only stores old
-//! bytes. So if an opening is killed during it, the next opening repeats all of it.
+//! bytes. So if an opening is killed during it, the next opening repeats all of it. All logs become void at once: a
+//! section that saw changes of another one is undone right only with both logs.
 
 use super::section_log::{PLACES, Place, Record, SectionId, SectionLogs, parse};
 use crate::invariant;

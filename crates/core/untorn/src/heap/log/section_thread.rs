@@ -93,6 +93,8 @@ pub(crate) struct ThreadSections {
     depends: Vec<SectionId>,
     /// Blocks that the section frees, each with the offset of its record in the log.
     frees: Vec<(usize, usize)>,
+    /// Blocks that the section allocated and gave up, to be freed when it has ended.
+    aborted: Vec<usize>,
     then: Vec<Then>,
     /// In memory that needs flushes: the bytes that the section has changed.
     changed: Vec<Changed>,
@@ -131,6 +133,7 @@ impl ThreadSections {
             own_lock: 0,
             depends: Vec::new(),
             frees: Vec::new(),
+            aborted: Vec::new(),
             then: Vec::new(),
             changed: Vec::new(),
             marked: false,
@@ -306,6 +309,7 @@ impl ThreadSections {
             log.first = log.number;
         }
         self.changed.clear();
+        self.aborted.clear();
         let addresses = &self.heap.addresses;
         // A rollback makes a log void by another generation.
         let seed = log.is_checked.then(|| Seed { generation: log.numbers.generation(), first: log.first });

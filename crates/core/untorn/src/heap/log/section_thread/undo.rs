@@ -49,7 +49,7 @@ impl ThreadSections {
             return Vec::new();
         }
         let flushing = self.heap.logs.flushing();
-        let allocated = self.take_back(|address, old| {
+        let mut allocated = self.take_back(|address, old| {
             let at = std::ptr::with_exposed_provenance_mut::<u8>(address);
             // SAFETY: bytes of the heap that this section has changed.
             unsafe {
@@ -58,9 +58,16 @@ impl ThreadSections {
             }
         });
         flushing.fence();
+        self.changed.clear();
+        // The frees of the blocks of an earlier abort were undone, too.
+        allocated.append(&mut self.aborted);
+        self.aborted.clone_from(&allocated);
         self.first = null();
-        // A kill from here on leaks the blocks that it had allocated.
+        // A kill within this leaks the blocks that it had allocated.
         self.writer().cut_back();
+        for address in &allocated {
+            self.log_record(&Record::Allocated { address: *address });
+        }
         // The section goes on, so it keeps its dependencies.
         for on in self.depends.clone() {
             self.log_record(&Record::Depends { on });
