@@ -743,6 +743,35 @@ fn an_allocator_that_is_killed_anywhere_is_whole() {
 }
 
 /// A thread that closes a heap while it holds the heap's guard gets an error, and does not wait.
+/// A guard, and a section, that a forked child drops are the parent's.
+#[test]
+fn a_forked_child_drops_guards_of_its_parent() {
+    let dir = directory();
+    let heap = live().open(dir.path().join("heap")).unwrap();
+    let guard = heap.mutate();
+    number(&heap).store(7, Relaxed);
+    let section = heap.section().unwrap();
+    // SAFETY: the child drops what the test is about, then leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        // SAFETY: async-signal-safe; ends a child that hangs on an inherited lock.
+        unsafe { libc::alarm(20) };
+        drop((section, guard));
+        drop(heap.mutate());
+        let is_refused = matches!(heap.section(), Err(untorn::Error::Forked));
+        // SAFETY: ends this process at once.
+        unsafe { libc::_exit(i32::from(!is_refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child that was just made; `status` is ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child's status");
+    drop((section, guard));
+    heap.commit().unwrap();
+    heap.close().unwrap();
+}
+
 #[test]
 fn a_heap_is_not_closed_under_a_guard() {
     let dir = directory();

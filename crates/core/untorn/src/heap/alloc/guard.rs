@@ -10,9 +10,9 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use std::time::Duration;
-use untorn_os::holds;
+use untorn_os::{holds, process_generation};
 
 #[cfg(not(feature = "shuttle"))]
 thread_local! {
@@ -60,11 +60,18 @@ pub(crate) struct Guard {
     abandoned: AtomicBool,
     /// The head of a live heap's memory, where changes in progress are counted. Null for any other heap.
     live: AtomicPtr<u8>,
+    /// The process that has this memory: a forked child has not.
+    process: AtomicU64,
 }
 
 impl Guard {
     pub(crate) fn new() -> Guard {
-        Guard { lock: new_raw_lock(), abandoned: AtomicBool::new(false), live: AtomicPtr::new(null_mut()) }
+        Guard {
+            lock: new_raw_lock(),
+            abandoned: AtomicBool::new(false),
+            live: AtomicPtr::new(null_mut()),
+            process: AtomicU64::new(0),
+        }
     }
 
     /// Whether this thread holds the guard.
@@ -135,8 +142,9 @@ impl Guard {
 
     #[inline]
     fn live(&self) -> Option<LiveHead> {
-        // SAFETY: the head of a live heap, which is mapped for ever.
-        self.live_memory().map(|head| unsafe { LiveHead::at(head) })
+        let own = self.live_memory().filter(|_| self.process.load(Relaxed) == process_generation());
+        // SAFETY: the head of a live heap, which is mapped for ever in this process.
+        own.map(|head| unsafe { LiveHead::at(head) })
     }
 
     /// The head of a live heap's memory.
@@ -147,6 +155,7 @@ impl Guard {
 
     /// Assigns the guard to another heap; `head` is the head of the memory if that heap is live.
     pub(crate) fn set_live(&self, head: Option<NonNull<u8>>) {
+        self.process.store(process_generation(), Relaxed);
         self.live.store(head.map_or(null_mut(), NonNull::as_ptr), Release);
     }
 
