@@ -221,11 +221,6 @@ impl LiveMemory {
         })
     }
 
-    /// Whether the memory can survive a power cut: the file is on byte-addressable memory.
-    pub fn is_synced(&self) -> bool {
-        self.is_synced
-    }
-
     /// From now on, the memory is used as one of this medium. [`LiveMemory::map`] comes after this.
     pub fn set_medium(&self, medium: LiveMedium) {
         self.is_durable.store(medium.survives_power(), Relaxed);
