@@ -199,14 +199,15 @@ fn memory_that_was_not_finished_is_removed() {
     let heap = machine.heap("heap");
     kill(machine.start("alone", &heap, None));
     let memory = machine.memories().pop().unwrap();
-    let file = fs::File::options().write(true).open(&memory).unwrap();
-    let version = 8;
-    file.write_all_at(&4u64.to_ne_bytes(), version).unwrap();
+    let file = fs::File::options().read(true).write(true).open(&memory).unwrap();
+    let (version_at, mut version) = (8, [0; 8]);
+    file.read_exact_at(&mut version, version_at).unwrap();
+    file.write_all_at(&(u64::from_ne_bytes(version) - 1).to_ne_bytes(), version_at).unwrap();
     for arguments in [&[][..], &["--remove-lost"]] {
         let said = machine.rescue(arguments).ok();
         assert!(said.contains("another version of Untorn"), "{said}");
     }
-    file.write_all_at(&5u64.to_ne_bytes(), version).unwrap();
+    file.write_all_at(&version, version_at).unwrap();
     let before = machine.rescue(&[]).ok();
     assert!(before.contains("committed ("), "{before}");
     let not_ready = || file.write_all_at(&[0; 8], 64).unwrap();
