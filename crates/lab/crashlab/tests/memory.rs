@@ -12,7 +12,7 @@ use untorn::StoreOptions;
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, within};
 use untorn_crashlab::mutation::sync_point_index;
 use untorn_crashlab::programs::program::{Op, STARTS, Setup, alphabet};
-use untorn_crashlab::{Cut, Options, SimDisk};
+use untorn_crashlab::{Cut, Failed, Fault, On, Options, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_os::{File, LINE_BYTES, Lines, Open, Storage, SyncPoint};
 use untorn_testkit::{drawn_seed, extent, variable};
@@ -64,6 +64,19 @@ fn unfenced_lines_land_in_any_subset_and_are_torn_between_words() {
     }
     assert_eq!(of_lines.len(), 8, "every subset: {of_lines:?}");
     assert!(torn > 100, "{torn} outcomes with a torn line");
+}
+
+/// Memory has no page cache: a flush that fails forgets no write, and no new length.
+#[test]
+fn a_flush_that_failed_has_forgotten_nothing() {
+    for how in [Failed::Lost, Failed::Half, Failed::Landed] {
+        let (disk, file) = memory(1);
+        file.write_at(&[AFTER; 2 * LINE_BYTES], 0).unwrap();
+        disk.fail(Fault { on: On::Sync, after: 0, times: 1, what: What::Writeback(how) });
+        assert!(file.sync_data(STEP).is_err());
+        file.sync_data(STEP).unwrap();
+        assert_eq!(disk.power_cut(Cut::Nothing).disk.get("f").unwrap(), [AFTER; 2 * LINE_BYTES], "{how:?}");
+    }
 }
 
 #[test]
