@@ -48,7 +48,7 @@ fn epochs_upon_epochs_survive_every_crash() {
     println!("{all:?} in {:?}", Duration::from_millis(begun.elapsed().as_millis() as u64));
     assert!(wrong.is_empty(), "{} of {most}:\n{}", wrong.len(), wrong[..wrong.len().min(3)].join("\n"));
     assert_eq!(all.listed_max, EPOCHS_MAX, "no list was full");
-    assert!(all.unapplied > most && all.in_openings > most / 2 && all.quarantined > 0, "{all:?}");
+    assert!(all.unapplied > most && all.in_openings > most && all.quarantined > 0, "{all:?}");
 }
 
 /// Repeats the seed in `UNTORN_TEST_SEED` on every disk.
