@@ -3,7 +3,8 @@
 #
 #     export UNTORN_BENCH_APACHE=$(scripts/apache-sources.sh target/papers)
 #
-# `untorn-bench paper 002 fig5` builds them in stages. The package lists of this machine are not changed.
+# `untorn-bench paper 002 fig5` builds them in stages. Not below /tmp: a session has a /tmp of its own. The package lists of
+# this machine are not changed.
 set -euo pipefail
 [ $# = 1 ] || { echo "usage: $0 DIRECTORY" >&2; exit 2; }
 mkdir -p "$1"

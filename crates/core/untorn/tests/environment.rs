@@ -99,19 +99,14 @@ fn without_attributes_no_store_is_made() {
 
 /// Denies `fsetxattr` to this process for good, like the filter of a container.
 fn forbid_attributes(errno: i32) {
-    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_fsetxattr as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: `filter` and the program that it points to outlive both calls.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
-    }
+    filter_calls(&mut program);
 }
 
 #[test]

@@ -116,6 +116,16 @@ pub fn refused_with_errno<T>(result: Result<T, Error>, errno: i32) {
     assert_eq!(e.os_error(), Some(errno), "{e}");
 }
 
+/// Lets this program decide on each system call of this thread, for good.
+pub fn filter_calls(program: &mut [libc::sock_filter]) {
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: `filter` and the program that it points to outlive both calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
 /// Fails if the work takes longer than the limit, to find deadlocks.
 #[track_caller]
 pub fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
