@@ -209,11 +209,14 @@ fn one_benchmark_by_itself_and_completions_and_manual_pages() {
     }
 }
 
-/// The models of disks are no faster than they were told.
+/// The models of disks are no faster than they were told. A write at a random place may be behind the one before it by
+/// chance, and takes the other time then.
 fn disks_take_their_times(table1: &Value) {
     let cells = table1["panels"][0]["cells"].as_array().unwrap();
-    for (cell, least_us) in cells.iter().zip([[8_470.0, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
-        for (contender, least_us) in cell["contenders"].as_array().unwrap().iter().zip(least_us) {
+    for (cell, [in_order, elsewhere]) in cells.iter().zip([[8_470.0, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
+        for (contender, least_us) in
+            cell["contenders"].as_array().unwrap().iter().zip([in_order, elsewhere.min(in_order)])
+        {
             let runs = contender["runs"].as_array().unwrap();
             assert!(runs.iter().all(|run| run.as_f64().unwrap() >= least_us), "{cell}: {contender}");
         }

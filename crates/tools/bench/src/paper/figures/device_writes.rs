@@ -23,20 +23,23 @@ pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     let mut cells = Vec::new();
     for disk in [Disk::Hdd2013, Disk::Ssd1, Disk::Ssd2] {
         run.progress.cell(format!("{}: durable writes", disk.name()));
-        let device = Device::on_disk(&run.dir, DEVICE_BYTES, disk.times())?;
-        let direct = libc_o_direct() | rustix::fs::OFlags::DSYNC.bits() as i32;
-        let file = OpenOptions::new().write(true).custom_flags(direct).open(&device.path)?;
-        let mut at = 0;
+        // A device each, as a write at a random place would move the end of the writes in order.
+        let devices = [(); 2].map(|()| Device::on_disk(&run.dir, DEVICE_BYTES, disk.times()));
+        let [ordered, random] = devices.map(|device| device.and_then(opened));
+        let ([ordered, random], mut at) = ([ordered?, random?], 0);
         let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES);
         fastrand::fill(&mut bytes);
+        // The first write of all is in order of nothing.
+        write(&ordered.file, &bytes, at)?;
         let batch = if run.quick { 5 } else { WRITES / setting.runs };
         let mut contenders = [
             Contender::new(IN_ORDER, batch, || {
                 at += BLOCK_BYTES as u64;
-                write(&file, &bytes, at)
+                write(&ordered.file, &bytes, at)
             }),
             Contender::new(RANDOM, batch, || {
-                write(&file, &bytes, fastrand::u64(..DEVICE_BYTES / BLOCK_BYTES as u64) * BLOCK_BYTES as u64)
+                let block = fastrand::u64(..DEVICE_BYTES / BLOCK_BYTES as u64);
+                write(&random.file, &bytes, block * BLOCK_BYTES as u64)
             }),
         ];
         let plan = Plan { rounds: setting.runs, batches: 1, think: Duration::ZERO };
@@ -58,6 +61,18 @@ pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
         cells,
         notes: vec!["The disks are models that were given the paper's latencies, so that this table shows how well they keep them.".to_owned()],
     }])
+}
+
+/// A device and its file, whose writes are durable.
+struct Opened {
+    file: File,
+    _device: Device,
+}
+
+fn opened(device: Device) -> Result<Opened> {
+    let direct = libc_o_direct() | rustix::fs::OFlags::DSYNC.bits() as i32;
+    let file = OpenOptions::new().write(true).custom_flags(direct).open(&device.path)?;
+    Ok(Opened { file, _device: device })
 }
 
 fn write(file: &File, bytes: &[u8], at: u64) -> Result<Duration> {
