@@ -3,11 +3,10 @@
 
 mod common;
 
-use common::child_process::{killed_after_pause, kills};
+use common::child_process::{killed_after_pause, kills, output_after};
 use common::*;
 use fastrand::Rng;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -237,12 +236,7 @@ fn a_kill_leaves_collections_whole() {
         let mut command = untorn_testkit::again!("killed_child");
         command.env(KILLED, seed.to_string()).env(PLACE, &path).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a child");
-        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut line = String::new();
-        while line.trim_end() != "ready" {
-            line.clear();
-            assert_ne!(out.read_line(&mut line).expect("a line"), 0, "seed {seed}, round {round}: it ended by itself");
-        }
+        let out = output_after(&mut child, "ready", &format!("seed {seed}, round {round}"));
         let pause = Duration::from_micros(rng.u64(..12_000));
         let mut acknowledged = [0; THREADS];
         for (thread, done) in killed_after_pause(child, out, pause) {

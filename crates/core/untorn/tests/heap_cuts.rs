@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::child_process::{kills, signal_process};
+use common::child_process::{kills, output_after, signal_process};
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -572,15 +572,10 @@ fn lock_free_structures_need_no_guard() {
             path = dir.path().join(format!("heap{round}"));
         }
         let mut child = child("stack", &path).spawn().unwrap();
-        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut line = String::new();
-        while line.trim_end() != "ready" {
-            line.clear();
-            assert_ne!(out.read_line(&mut line).unwrap(), 0, "seed {seed}, round {round}: it ended by itself");
-        }
+        let mut out = output_after(&mut child, "ready", &format!("seed {seed}, round {round}"));
         std::thread::sleep(Duration::from_micros(rng.u64(10_000..60_000)));
         signal_process(child.id(), rustix::process::Signal::KILL);
-        out.read_to_string(&mut line).unwrap();
+        out.read_to_string(&mut String::new()).unwrap();
         child.wait().unwrap();
         let what = format!("seed {seed}, round {round}");
         let heap = live().open(&path).unwrap();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::bank::{Bank, THREADS, bank_in, run_bank, transfer};
-use common::child_process::{killed_after_pause, kills};
+use common::child_process::{killed_after_pause, kills, output_after};
 use common::stepping::{killed_after, stop, traced};
 use common::*;
 use fastrand::Rng;
@@ -876,12 +876,7 @@ fn sections_are_all_or_nothing() {
     let rounds = kills(40);
     for round in 0..rounds {
         let mut child = child("bank", &path).spawn().unwrap();
-        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut line = String::new();
-        while line.trim_end() != "ready" {
-            line.clear();
-            assert_ne!(out.read_line(&mut line).unwrap(), 0, "seed {seed}, round {round}: it ended by itself");
-        }
+        let out = output_after(&mut child, "ready", &format!("seed {seed}, round {round}"));
         let pause = Duration::from_micros(rng.u64(..6000));
         for (thread, done) in killed_after_pause(child, out, pause) {
             acknowledged[thread] = done;

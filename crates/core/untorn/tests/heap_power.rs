@@ -5,11 +5,10 @@
 mod common;
 
 use common::bank::{Bank, THREADS, run_bank};
-use common::child_process::{killed_after_pause, kills};
+use common::child_process::{killed_after_pause, kills, output_after};
 use common::*;
 use fastrand::Rng;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -267,12 +266,7 @@ fn sections_are_all_or_nothing_in_another_boot() {
     for round in 0..kills(20) {
         let mut child = child("bank", dir.path(), ["hardware", "flush"][rng.usize(..2)]);
         let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut line = String::new();
-        while line.trim_end() != "ready" {
-            line.clear();
-            assert_ne!(out.read_line(&mut line).unwrap(), 0, "seed {seed}, round {round}: it ended by itself");
-        }
+        let out = output_after(&mut child, "ready", &format!("seed {seed}, round {round}"));
         for (thread, done) in killed_after_pause(child, out, Duration::from_micros(rng.u64(..6000))) {
             acknowledged[thread] = done;
         }

@@ -3,14 +3,13 @@
 
 mod common;
 
-use common::child_process::{killed_after_pause, kills};
+use common::child_process::{killed_after_pause, kills, output_after};
 use common::stepping::{killed_after, killed_when, stop, traced};
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -271,13 +270,7 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
             command.env(CUTS, "1");
         }
         let mut child = command.spawn().unwrap();
-        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut line = String::new();
-        // The first sections of a process take longer.
-        while !line.starts_with("did ") {
-            line.clear();
-            assert_ne!(out.read_line(&mut line).unwrap(), 0, "seed {seed}, round {round}: it ended by itself");
-        }
+        let out = output_after(&mut child, "ready", &format!("seed {seed}, round {round}"));
         let pause = Duration::from_micros(rng.u64(..if crash == Crash::Kill { 6000 } else { 40_000 }));
         let told = killed_after_pause(child, out, pause);
         // If locks are given back early, an ended section that was acknowledged need not be stable yet.

@@ -140,19 +140,40 @@ pub fn signal_process(pid: u32, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).expect("kill");
 }
 
-/// Kills a child after a pause, and returns the two numbers of each line that it printed until then, such as
-/// `did 1 20`. The last line may be torn.
-pub fn killed_after_pause(mut child: Child, mut out: impl Read, pause: Duration) -> Vec<(usize, u64)> {
+/// Reads a child's output up to this line, and returns the rest of it.
+///
+/// # Panics
+/// The child ended before.
+#[track_caller]
+pub fn output_after(child: &mut Child, line: &str, what: &str) -> BufReader<ChildStdout> {
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut found = String::new();
+    while found.trim_end() != line {
+        found.clear();
+        assert_ne!(out.read_line(&mut found).expect("text"), 0, "{what}: the child ended by itself");
+    }
+    out
+}
+
+/// Kills a child a pause after its first line, and returns the two numbers of each line that it printed until then,
+/// such as `did 1 20`. The last line may be torn.
+///
+/// # Panics
+/// The child ended before its first line.
+#[track_caller]
+pub fn killed_after_pause(mut child: Child, mut out: impl BufRead, pause: Duration) -> Vec<(usize, u64)> {
+    let mut lines = String::new();
+    // The first section of a process takes longer than the pauses.
+    assert_ne!(out.read_line(&mut lines).expect("text"), 0, "the child ended by itself");
     let pid = child.id();
     let killer = std::thread::spawn(move || {
         std::thread::sleep(pause);
         signal_process(pid, rustix::process::Signal::KILL);
     });
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).expect("text");
+    out.read_to_string(&mut lines).expect("text");
     killer.join().expect("a thread");
     child.wait().expect("its end");
-    let whole = rest.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let whole = lines.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let numbers = whole.map(|line| {
         let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().expect("a number")).collect();
         (words[0] as usize, words[1])

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::time::Duration;
 use untorn_journal::{Error, Result};
-use untorn_os::{holds, memory_limit, sanitizer};
+use untorn_os::{holds, is_asymmetric, memory_limit, sanitizer};
 
 /// Default address space of a heap.
 const ADDRESS_SPACE: u64 = 64 << 30;
@@ -202,16 +202,17 @@ impl HeapOptions {
 
     /// Opens a standalone heap file, with a store of its own beside it.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Heap> {
+        self.prepare()?;
         self.open_file(self.file.open(path)?)
     }
 
     /// Opens a heap file of a store by its name; such a heap can commit together with the store's other files.
     pub fn open_in(&self, store: &Store, path: impl AsRef<Path>) -> Result<Heap> {
+        self.prepare()?;
         self.open_file(self.file.open_in(store, path)?)
     }
 
     fn open_file(&self, file: File) -> Result<Heap> {
-        self.check_live()?;
         let (file, mark) = file.into_heaps_own()?;
         let Mapped { map, working, unfreed, address_space, grows } = match file.len()? {
             0 => self.create_in(&file)?,
@@ -245,6 +246,16 @@ impl HeapOptions {
             Some(every) => heap.cut_every(every, self.cut_within),
             None => Ok(heap),
         }
+    }
+
+    /// Checks the options, before a file is created.
+    fn prepare(&self) -> Result<()> {
+        if self.live {
+            // Now, while the process may still have one thread: beside others, the kernel takes some 20 ms for it, and
+            // the first section would wait for that.
+            is_asymmetric();
+        }
+        self.check_live()
     }
 
     fn check_live(&self) -> Result<()> {
