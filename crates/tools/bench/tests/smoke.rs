@@ -215,7 +215,7 @@ fn disks_take_their_times(table1: &Value) {
     let cells = table1["panels"][0]["cells"].as_array().unwrap();
     for (cell, [in_order, elsewhere]) in cells.iter().zip([[8_470.0, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
         for (contender, least_us) in
-            cell["contenders"].as_array().unwrap().iter().zip([in_order, elsewhere.min(in_order)])
+            cell["contenders"].as_array().unwrap().iter().zip([in_order, f64::min(in_order, elsewhere)])
         {
             let runs = contender["runs"].as_array().unwrap();
             assert!(runs.iter().all(|run| run.as_f64().unwrap() >= least_us), "{cell}: {contender}");

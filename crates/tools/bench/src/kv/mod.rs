@@ -61,7 +61,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let roster = Roster::here(&probe, WORK)?.without(&run.without)?;
     std::fs::remove_dir_all(probe)?;
     let thinks = match &run.think_ms[..] {
-        [] if run.all && !run.quick => &[0],
+        [] if run.all => &[0],
         [] => &[0, THINK_MS][..],
         chosen => chosen,
     };

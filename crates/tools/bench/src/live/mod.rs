@@ -43,7 +43,8 @@ const LOCK_FREE: [(&str, u64, u64, Option<f64>); 5] = [
 
 /// The `live` sections of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
-    let Built { scratch, compilers } = build(run, place, u8::MAX)?;
+    let compilers_max = if run.quick { 1 } else { u8::MAX };
+    let Built { scratch, compilers } = build(run, place, compilers_max)?;
     let dir = place.directory("live")?;
     let mut sections = Vec::new();
     for compiler in &compilers {

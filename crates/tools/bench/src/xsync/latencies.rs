@@ -34,7 +34,9 @@ pub fn sections(run: &Run) -> Result<Vec<Section>> {
         rows[0].extend(sqlite.map(|row| Row { cell: cell(), ..row }));
         if let Some(cluster) = Cluster::set_up(run, usual(&setting), Transactions::Simple)? {
             rows[1].push(cluster.row(run, 1, 1, cell())?);
-            rows[2].push(cluster.row(run, 16, 1, cell())?);
+            if !run.quick {
+                rows[2].push(cluster.row(run, 16, 1, cell())?);
+            }
         }
         for (n, clients) in [(3, 1), (4, 50)] {
             run.progress.cell(format!("xsync: a server, {clients} clients, flushes of {}", cell()));

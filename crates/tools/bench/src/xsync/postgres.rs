@@ -111,7 +111,10 @@ impl Cluster<'_> {
             let (start, stop, at, bin) =
                 (cluster.start(way), cluster.stop(way), way.at.display(), cluster.bin.display());
             let fill = match transactions {
-                Transactions::Simple => format!("{bin}/pgbench -h {TEMPORARY} -i -q -s 5 postgres 2>/dev/null"),
+                Transactions::Simple => {
+                    let scale = if run.quick { 1 } else { 5 };
+                    format!("{bin}/pgbench -h {TEMPORARY} -i -q -s {scale} postgres 2>/dev/null")
+                }
                 Transactions::TpcC => {
                     let write = |(name, text, _): &(&str, &str, u32)| {
                         format!("cat >{at}.{name} <<'END'\n{text}END\nchmod 644 {at}.{name}\n")
