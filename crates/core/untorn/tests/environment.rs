@@ -99,14 +99,7 @@ fn without_attributes_no_store_is_made() {
 
 /// Denies `fsetxattr` to this process for good, like the filter of a container.
 fn forbid_attributes(errno: i32) {
-    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut program = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_fsetxattr as u32),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    filter_calls(&mut program);
+    forbid_call(libc::SYS_fsetxattr, libc::SECCOMP_RET_ERRNO | errno as u32);
 }
 
 #[test]

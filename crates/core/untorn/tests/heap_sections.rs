@@ -255,6 +255,24 @@ enum Crash {
     PowerCut,
 }
 
+/// The call that registers a process for barriers takes some 10 ms in one with several threads.
+#[test]
+fn the_first_section_does_not_wait_for_the_kernel() {
+    if !untorn_testkit::is_alone!("the_first_section_does_not_wait_for_the_kernel") {
+        return;
+    }
+    let dir = directory();
+    let heap = live().open(dir.path().join("heap")).unwrap();
+    let cell = heap.root_or("cell", |_| 0u64).unwrap();
+    forbid_call(libc::SYS_membarrier, libc::SECCOMP_RET_KILL_PROCESS);
+    let section = heap.section().unwrap();
+    // SAFETY: nobody else uses it.
+    *section.modify(unsafe { &mut *cell.as_ptr() }).unwrap() += 1;
+    drop(section);
+    // Without a commit, which makes the other threads pay.
+    std::mem::forget(heap);
+}
+
 /// Starts a child repeatedly, and kills it or cuts the power.
 fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
     let seed = seed();

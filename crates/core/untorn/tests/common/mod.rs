@@ -126,6 +126,17 @@ pub fn filter_calls(program: &mut [libc::sock_filter]) {
     }
 }
 
+/// Answers this system call of this thread with the action of a filter, for good.
+pub fn forbid_call(call: libc::c_long, action: u32) {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    filter_calls(&mut [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, action),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
 /// Fails if the work takes longer than the limit, to find deadlocks.
 #[track_caller]
 pub fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
