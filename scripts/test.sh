@@ -19,11 +19,15 @@ seconds_max=${UNTORN_TEST_SECONDS_MAX:-600}
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=timeout --kill-after=10 $seconds_max"
 
-# Runs one test program where cargo would run it, and shows its output when it has ended.
+# Runs one test program where cargo would run it, and shows its output when it has ended. If this user may mount, the
+# program has mounts of its own: each process of another program that makes a mount namespace would have copies of them,
+# and an unmount of them would wait for its end.
 run_program() {
-    local dir=$1 program=$2 out status=0
+    local dir=$1 program=$2 out status=0 apart=""
     out=$(mktemp)
-    (cd "$dir" && LD_LIBRARY_PATH=$libraries CARGO_MANIFEST_DIR=$dir timeout --kill-after=10 "$seconds_max" "$program" --show-output) >"$out" 2>&1 </dev/null ||
+    unshare --mount true 2>/dev/null && apart="unshare --mount"
+    # shellcheck disable=SC2086 # Two words, or none.
+    (cd "$dir" && LD_LIBRARY_PATH=$libraries CARGO_MANIFEST_DIR=$dir timeout --kill-after=10 "$seconds_max" $apart "$program" --show-output) >"$out" 2>&1 </dev/null ||
         status=$?
     {
         flock 9

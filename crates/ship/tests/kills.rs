@@ -8,12 +8,14 @@
 mod common;
 
 use common::{Killed, Machine, text};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use untorn::{Reader, Store, StoreOptions};
-use untorn_testkit::{again, extent, run_and_kill, seed};
+use untorn_testkit::{again, extent, kill_after_acks, seed};
 
 /// Where the owner works.
 const DIR: &str = "UNTORN_TEST_SHIPPED";
@@ -77,6 +79,8 @@ struct Setting {
     machine: Machine,
     /// The number in the last restore.
     shown: u64,
+    /// Each store's number of owners so far, and the last number that one of them acknowledged.
+    owned: Mutex<BTreeMap<PathBuf, (u64, u64)>>,
     tmp: tempfile::TempDir,
 }
 
@@ -92,7 +96,7 @@ impl Setting {
             Ok(url) => format!("{url}/{}", tmp.path().file_name().expect("a name").to_string_lossy().trim_matches('.')),
             Err(_) => common::url(&bucket),
         };
-        Setting { store, url, machine, shown: 0, tmp }
+        Setting { store, url, machine, shown: 0, owned: Mutex::default(), tmp }
     }
 
     fn program(&self, arguments: &[&str]) -> Command {
@@ -115,8 +119,15 @@ impl Setting {
         fs::read_to_string(self.tmp.path().join("said")).unwrap_or_default()
     }
 
-    fn own(&self, dir: &Path, after: Duration) -> u64 {
-        run_and_kill(again!("owner").arg("--ignored").env(DIR, dir), after)
+    /// An owner that is killed this time after its first commit. Every fourth one is killed so soon after its start, and
+    /// perhaps in its recovery.
+    fn own(&self, dir: &Path, after: Duration) {
+        let (owners, before) = self.owned.lock().get(dir).copied().unwrap_or_default();
+        let commits = usize::from(owners % 4 != 3);
+        let wait = || std::thread::sleep(after);
+        let last = kill_after_acks(again!("owner").arg("--ignored").env(DIR, dir), commits, wait);
+        assert!(commits == 0 || last > before, "{last} was acknowledged, and {before} before");
+        self.owned.lock().insert(dir.to_owned(), (owners + 1, last.max(before)));
     }
 
     /// The number that a restore shows; `None` if the bucket has nothing yet.
@@ -155,6 +166,8 @@ impl Setting {
     fn check_all(&mut self, store: &Path) -> u64 {
         // Recovery may find a commit that nobody was told of.
         let in_store = committed(store);
+        let acknowledged = self.owned.lock().get(store).map_or(0, |(_, last)| *last);
+        assert!(in_store >= acknowledged, "{in_store} is in the store, and {acknowledged} was acknowledged");
         self.call(&["ship", text(store), &self.url, "--once"]);
         assert_eq!(self.restore(), Some(in_store), "after everything was shipped");
         in_store
@@ -204,7 +217,7 @@ fn kills_of_owner_and_shipper_lose_nothing() {
 #[test]
 fn a_shipper_goes_on_when_the_bucket_was_killed() {
     let mut random = fastrand::Rng::with_seed(seed());
-    let (mut kills, mut commits, most) = (0, 0, extent(20, 1000));
+    let (mut kills, mut bucket_kills, mut commits, most) = (0, 0, 0, extent(20, 1000));
     while kills < most {
         let mut setting = Setting::new(true);
         let store = setting.store.clone();
@@ -215,10 +228,10 @@ fn a_shipper_goes_on_when_the_bucket_was_killed() {
         common::wait_until("the first commit", || {
             setting.restore().is_some() || shipper.0.try_wait().expect("a child").is_some()
         });
-        let end = most.min(kills + KILLS_OF_A_STORE);
-        while kills < end {
+        let (end, mut of_this) = (most.min(kills + KILLS_OF_A_STORE), 0);
+        while kills < end || of_this == 0 {
             let (lives, serves) = (pause(&mut random, 150), pause(&mut random, 150));
-            kills += 1 + std::thread::scope(|scope| {
+            let killed = std::thread::scope(|scope| {
                 let killed = scope.spawn(|| {
                     std::thread::sleep(serves);
                     u64::from(setting.machine.kill())
@@ -226,15 +239,17 @@ fn a_shipper_goes_on_when_the_bucket_was_killed() {
                 setting.own(&store, lives);
                 killed.join().expect("a thread")
             });
+            (kills, of_this) = (kills + 1 + killed, of_this + killed);
             assert!(shipper.0.try_wait().expect("a child").is_none(), "the shipper ended: {}", setting.said());
         }
         // The same process ships the rest.
         let last = committed(&store);
         common::wait_until("the last commit", || setting.restore() == Some(last));
         drop(shipper);
+        bucket_kills += of_this;
         commits += setting.check_all(&store);
     }
-    println!("{kills} kills, {commits} commits");
+    println!("{kills} kills, {bucket_kills} of them of the bucket, {commits} commits");
 }
 
 /// The number that a reader of a replica sees; `None` while it is not there, or is just being replaced.
@@ -264,7 +279,7 @@ fn a_killed_replica_shows_one_commit_and_a_killed_promotion_is_finished() {
         setting.check_all(&store);
         let mut shipper = setting.begin_ship();
         let (end, mut seen) = (most.min(kills + KILLS_OF_A_STORE / 2), 0);
-        while kills < end {
+        while kills < end || seen == 0 {
             let follower = setting.begin(&["follow", &setting.url, text(&replica), "--interval", "5ms"]);
             setting.own(&store, pause(&mut random, 200));
             drop(follower);

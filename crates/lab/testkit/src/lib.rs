@@ -4,13 +4,14 @@ mod builds;
 mod mount;
 mod settings;
 
-pub use builds::{example, library_dir, link_by, preload_library, program, root};
+pub use builds::{example, install, install_script, library_dir, link_by, preload_library, program, root};
 pub use mount::Mount;
 pub use settings::{NOBODY, drawn_seed, extent, is_full, is_root, seed, slice, variable, variable_or};
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// The name by which the test program knows a test of the calling module, wherever that module is in the program.
@@ -70,17 +71,42 @@ pub fn skipped(why: &str) {
 }
 
 /// Starts a process that prints `ack N` after each commit, kills it after a while, and returns the last N.
+///
+/// The while includes the start of the process, so that a kill may come before the first commit.
 pub fn run_and_kill(command: &mut Command, after: Duration) -> u64 {
+    kill_after_acks(command, 0, || std::thread::sleep(after))
+}
+
+/// Starts a process that prints `ack N` after each commit, and waits for so many of these lines. Kills the process when
+/// `meanwhile`, which is called then, has returned. Returns the last N.
+///
+/// # Panics
+/// The process ends by itself, or prints fewer lines within two minutes.
+#[track_caller]
+pub fn kill_after_acks(command: &mut Command, acks: usize, meanwhile: impl FnOnce()) -> u64 {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("a second process");
     let output = child.stdout.take().expect("piped");
+    let (enough, has_enough) = channel();
     // Reads while it runs: a full pipe would stop the child at the same place each time.
     let reader = std::thread::spawn(move || {
         let lines = BufReader::new(output).lines().map_while(Result::ok);
-        lines.filter_map(|line| line.strip_prefix("ack ")?.parse().ok()).last()
+        let numbers = lines.filter_map(|line| line.strip_prefix("ack ")?.parse().ok());
+        let mut last = None;
+        for (at, number) in numbers.enumerate() {
+            last = Some(number);
+            if at + 1 == acks {
+                let _ = enough.send(());
+            }
+        }
+        last
     });
-    std::thread::sleep(after);
+    let is_ready = acks == 0 || has_enough.recv_timeout(Duration::from_secs(120)).is_ok();
+    if is_ready {
+        meanwhile();
+    }
     child.kill().expect("kill");
     assert_eq!(child.wait().expect("wait").signal(), Some(9), "it ended by itself: {command:?}");
+    assert!(is_ready, "not even {acks} commits were acknowledged: {command:?}");
     reader.join().expect("reader").unwrap_or(0)
 }
 

@@ -122,7 +122,7 @@ impl Place {
     }
 
     fn wait(&self, what: &str, is: impl Fn(&Place) -> bool) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(120);
         while !is(self) {
             assert!(Instant::now() < end, "as {}: {what}", self.uid);
             std::thread::sleep(Duration::from_millis(10));
@@ -207,6 +207,30 @@ fn a_mount_that_is_busy_is_tried_again() {
             umount.wait_with_output().unwrap().status.success()
         });
         assert!(done, "as {}", place.uid);
+    }
+}
+
+/// A process of a mount that has a mount namespace of its own, as an ordinary user's needs, has no other mount in it.
+#[test]
+fn a_mount_does_not_keep_another_one_in_use() {
+    for place in Place::all() {
+        place.mount();
+        let second = place.dir.path().canonicalize().unwrap().join("second");
+        fs::create_dir(&second).unwrap();
+        chown(&second, Some(place.uid), Some(place.uid)).unwrap();
+        let second = second.to_str().unwrap();
+        let output = place.run(&["/tmp/untorn-memory-2", second]);
+        assert!(output.status.success(), "as {}: {}", place.uid, text(&output.stderr));
+        place.sh("echo x > f; truncate -s 1 f; cat f");
+        let mut umount = place.command(&place.program).arg("umount").arg(place.at()).spawn().unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while umount.try_wait().unwrap().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let is_done = umount.try_wait().unwrap().is_some_and(|status| status.success());
+        assert!(place.run(&["umount", second]).status.success());
+        umount.wait().unwrap();
+        assert!(is_done, "as {}: it waits for the end of the other mount", place.uid);
     }
 }
 

@@ -123,13 +123,12 @@ impl Machine {
     pub fn new(dir: &Path, login: &str) -> Machine {
         let program = Path::new(env!("CARGO_BIN_EXE_untorn-ship")).parent().unwrap();
         let script = format!(
-            "#!/bin/sh\necho \"$@\" >>'{dir}/calls'\necho $$ >'{dir}/pid'\nwhile [ \"$1\" != -- ]; do shift; done\n\
+            "#!/bin/sh\necho \"$@\" >>'{dir}/calls'\necho >'{dir}/serves-'$$\nwhile [ \"$1\" != -- ]; do shift; done\n\
              shift 2\nPATH='{program}':$PATH\n{login}\neval \"exec $1\"\n",
             dir = dir.display(),
             program = program.display(),
         );
-        std::fs::write(dir.join("ssh"), script).unwrap();
-        std::fs::set_permissions(dir.join("ssh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        untorn_testkit::install_script(&script, &dir.join("ssh"));
         Machine { dir: dir.to_owned() }
     }
 
@@ -145,10 +144,20 @@ impl Machine {
         command
     }
 
-    /// Kills the serving process that began last, unless it has ended.
+    /// Kills the processes that serve now, and returns whether there was one.
     pub fn kill(&self) -> bool {
-        let Ok(pid) = std::fs::read_to_string(self.dir.join("pid")) else { return false };
-        let pid = pid.trim().parse().ok().and_then(rustix::process::Pid::from_raw);
-        pid.is_some_and(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok())
+        let notes = std::fs::read_dir(&self.dir).unwrap().map(|entry| entry.unwrap().path());
+        let mut is_killed = false;
+        for note in notes {
+            let name = note.file_name().unwrap().to_string_lossy().into_owned();
+            let Some(pid) = name.strip_prefix("serves-") else { continue };
+            std::fs::remove_file(&note).unwrap();
+            // A process that has ended has no command line.
+            if std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty()) {
+                let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+                is_killed |= rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok();
+            }
+        }
+        is_killed
     }
 }

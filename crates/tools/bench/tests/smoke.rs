@@ -173,7 +173,7 @@ fn a_benchmark_that_is_named_and_cannot_run_fails_and_the_next_one_runs() {
     let scratch = tempfile::tempdir().unwrap();
     // A program of the project that is not beside it.
     let alone = scratch.path().join("untorn-bench");
-    std::fs::copy(env!("CARGO_BIN_EXE_untorn-bench"), &alone).unwrap();
+    untorn_testkit::install(Path::new(env!("CARGO_BIN_EXE_untorn-bench")), &alone);
     let run = |benchmark: &str| {
         let arguments = [benchmark, "oneshot", "--quick", "--fs", "here", "--dir"];
         let output = Command::new(&alone).args(arguments).arg(scratch.path()).output().unwrap();
@@ -213,7 +213,7 @@ fn one_benchmark_by_itself_and_completions_and_manual_pages() {
 /// chance, and takes the other time then.
 fn disks_take_their_times(table1: &Value) {
     let cells = table1["panels"][0]["cells"].as_array().unwrap();
-    for (cell, [in_order, elsewhere]) in cells.iter().zip([[8_470.0, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
+    for (cell, [in_order, elsewhere]) in cells.iter().zip([[8_470.0_f64, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
         for (contender, least_us) in
             cell["contenders"].as_array().unwrap().iter().zip([in_order, f64::min(in_order, elsewhere)])
         {

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-use rustix::mount::{MountPropagationFlags, OpenTreeFlags, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount, mount_change, unmount};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -86,7 +86,21 @@ fn open_hidden(path: &Path) -> Result<OwnedFd> {
     user_namespace::enter().map_err(anyhow::Error::msg)?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("private mounts")?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+    let hidden = rustix::fs::open(path, flags, Mode::empty())?;
+    // In an initial ramdisk, whose root cannot be exchanged, other mounts stay in use.
+    let _ = leave_other_mounts();
+    Ok(hidden)
+}
+
+/// Exchanges the root for an empty directory, so that this namespace has no copies of other mounts: they would stay in
+/// use after their unmount as long as this process lives.
+fn leave_other_mounts() -> rustix::io::Result<()> {
+    // Any directory that is always there.
+    let place = c"/proc";
+    mount(c"none", place, c"tmpfs", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?;
+    rustix::process::chdir(place)?;
+    rustix::process::pivot_root(c".", c".")?;
+    unmount(c".", UnmountFlags::DETACH)
 }
 
 /// Files of the mount that this process has open.
@@ -120,9 +134,11 @@ impl Files {
 
     /// Sets the kernel's size of a file. Does not open the file: it would be an opening for writing, for which the
     /// daemon may be waiting.
+    ///
+    /// No system call takes a directory and a size, so the hidden directory becomes the working directory.
     fn set_size(&self, number: Number, size: Number) -> rustix::io::Result<()> {
-        let path = format!("/proc/self/fd/{}/{}", self.hidden.as_raw_fd(), name(number));
-        let path = std::ffi::CString::new(path).map_err(|_| rustix::io::Errno::INVAL)?;
+        rustix::process::fchdir(&self.hidden)?;
+        let path = std::ffi::CString::new(name(number)).map_err(|_| rustix::io::Errno::INVAL)?;
         let size = i64::try_from(u64::from_ne_bytes(size)).map_err(|_| rustix::io::Errno::FBIG)?;
         // SAFETY: a path that ends at a zero and outlives the call.
         match unsafe { libc::truncate(path.as_ptr(), size) } {
