@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 use untorn::{Error, File, JOURNAL_BYTES_MAX, Store, StoreOptions};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 /// The errors for offsets and sizes that no file can have.
 const TOO_FAR: &[&str] = &["invalid", "no-space", "io"];
 

@@ -284,7 +284,7 @@ fn tickets_tell_when_a_commit_is_durable() {
 
     a.append(b"2").unwrap();
     let ticket = a.commit_async().unwrap();
-    eventually(Duration::from_secs(5), "poll", || ticket.poll().is_some());
+    eventually(Duration::from_secs(60), "poll", || ticket.poll().is_some());
     ticket.poll().unwrap().unwrap();
 
     // The batch is fixed when the call returns; later writes are not in it.

@@ -15,7 +15,7 @@ use untorn::{Error, Store, StoreOptions};
 use untorn_testkit::NOBODY;
 
 const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A small ext4 of the test's own, to be filled.
 fn small_disk(bytes: u64) -> Option<(TempDir, Mount)> {

@@ -8,6 +8,7 @@ use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 use untorn::Store;
 use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec, InHeap, RootInfo, RootOptions, RootShape};
 
@@ -525,6 +526,9 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
     let heap = HeapOptions::new().create(true).debug_races(true).open(dir.path().join("heap")).expect("create");
     let layout = Layout::from_size_align(4096, 4096).expect("a layout");
     let address = heap.allocate(layout).expect("allocate").as_ptr() as usize + 77;
+    // So large that the other thread gets to run while it is copied, also if there is one processor.
+    let large = Layout::from_size_align(16 << 20, 4096).expect("a layout");
+    let behind = heap.allocate(large).expect("allocate");
     heap.commit().expect("commit");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let reported = std::thread::scope(|scope| {
@@ -539,7 +543,10 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
         });
         // SAFETY: as above.
         let stored = || unsafe { (address as *const u8).read_volatile() };
-        let reported = (0..10_000).find_map(|_| {
+        let end = Instant::now() + Duration::from_secs(120);
+        let reported = (0u8..=255).cycle().take_while(|_| Instant::now() < end).find_map(|n| {
+            // SAFETY: an allocation of this size, which only this thread uses.
+            unsafe { behind.as_ptr().write_bytes(n, large.size()) };
             // Waits until there is something to commit.
             let before = stored();
             while stored() == before {

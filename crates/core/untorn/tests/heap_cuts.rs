@@ -24,6 +24,8 @@ const MODE: &str = "UNTORN_TEST_CUTS";
 const PLACE: &str = "UNTORN_TEST_PLACE";
 const LIMIT: Duration = Duration::from_secs(60);
 const THREADS: usize = 4;
+/// The number of pushes of one thread before a kill.
+const PUSHES: u64 = 100;
 /// The size of a page; each counter has a page of its own.
 const PAGE: usize = 4096;
 
@@ -218,7 +220,10 @@ fn threads_that_wait_for_each_other_do_not_wait_for_a_cut() {
             }
             let _stop = SetOnDrop(&stop);
             for _ in 0..30 {
+                let before = get(&heap, "a");
                 heap.commit().unwrap();
+                // Both threads go on after the cut.
+                eventually(LIMIT, "sections", || get(&heap, "a") > before + 1);
             }
         });
         heap.close().unwrap();
@@ -345,6 +350,7 @@ fn a_cut_is_of_one_moment_whatever_threads_do() {
             });
             let _stop = SetOnDrop(stop);
             let rng = &mut Rng::with_seed(seed ^ round);
+            eventually(LIMIT, "a step", || pair.at(0).load(Relaxed) > begun);
             for _ in 0..8 {
                 std::thread::sleep(Duration::from_micros(rng.u64(..2000)));
                 heap.commit().unwrap();
@@ -544,11 +550,18 @@ fn push_until_killed(place: &Path) {
         stack.push(&heap, thread, *last);
     }
     heap.commit().unwrap();
-    println!("\nready");
+    println!();
     std::thread::scope(|scope| {
         for (thread, last) in last.into_iter().enumerate() {
             let heap = &heap;
-            scope.spawn(move || (last + 1..u64::MAX).for_each(|number| stack.push(heap, thread, number)));
+            scope.spawn(move || {
+                for number in last + 1.. {
+                    stack.push(heap, thread, number);
+                    if number == last + PUSHES {
+                        println!("pushed");
+                    }
+                }
+            });
         }
     });
 }
@@ -560,7 +573,7 @@ fn lock_free_structures_need_no_guard() {
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     let rounds = kills(40);
-    let (mut nodes, mut power_cuts) = (0, 0);
+    let (mut pushed, mut nodes, mut power_cuts) = (0, 0, 0);
     let mut path = PathBuf::new();
     for round in 0..rounds {
         // A new stack every few rounds: nothing is ever popped, and checks visit all nodes.
@@ -572,15 +585,15 @@ fn lock_free_structures_need_no_guard() {
             path = dir.path().join(format!("heap{round}"));
         }
         let mut child = child("stack", &path).spawn().unwrap();
-        let mut out = output_after(&mut child, "ready", &format!("seed {seed}, round {round}"));
-        std::thread::sleep(Duration::from_micros(rng.u64(10_000..60_000)));
+        let mut out = output_after(&mut child, "pushed", &format!("seed {seed}, round {round}"));
+        std::thread::sleep(Duration::from_micros(rng.u64(..50_000)));
         signal_process(child.id(), rustix::process::Signal::KILL);
         out.read_to_string(&mut String::new()).unwrap();
         child.wait().unwrap();
         let what = format!("seed {seed}, round {round}");
         let heap = live().open(&path).unwrap();
         assert_eq!(heap.live().unwrap().start, LiveStart::WentOn, "{what}");
-        stack(&heap).check(&what);
+        pushed += stack(&heap).check(&what).iter().sum::<u64>();
         if rng.bool() {
             let heap = after_a_power_cut(heap, &path);
             if heap.root::<Stack>("stack").unwrap().is_some() {
@@ -590,7 +603,7 @@ fn lock_free_structures_need_no_guard() {
             heap.commit().unwrap();
         }
     }
-    assert!(power_cuts == 0 || nodes > 0);
+    assert!(pushed > PUSHES * rounds && (power_cuts == 0 || nodes > 0));
     live().open(&path).unwrap().close().unwrap();
-    println!("seed {seed}: {rounds} kills, {power_cuts} of them with a power cut, of {nodes} nodes");
+    println!("seed {seed}: {rounds} kills, of {pushed} nodes; {power_cuts} of them with a power cut, of {nodes} nodes");
 }

@@ -72,6 +72,7 @@ fn a_first_opening_may_be_killed_at_any_call() {
             "alone" => goes_on(live().open(place(dir.path())), mode),
             _ => goes_on(live().open_in(&Store::open_or_create(dir.path()).unwrap(), "heap"), mode),
         }
+        assert!(all > 100, "{all} stops");
         let rounds = kills(16).min(all);
         for round in 0..rounds {
             // One call in each part of the opening.

@@ -192,7 +192,7 @@ fn a_heap_that_gets_more_may_be_killed_at_any_call() {
             Some((all, space))
         };
         let Some((all, space)) = killed(u64::MAX) else { return skipped("cannot trace a child here") };
-        assert_eq!(space, 16);
+        assert!(space == 16 && all > 20, "{space} MiB, {all} stops");
         let rounds = kills(12).min(all);
         // One call in each part of the opening.
         let spaces = (0..rounds).map(|round| killed(all * round / rounds + rng.u64(..all / rounds)));

@@ -208,8 +208,12 @@ fn counters(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng
     *after
 }
 
-fn check(heap: &Heap, mode: &str, acknowledged: &[u64], what: &str) {
-    let Some(table) = heap.root::<Table<'_>>("table").unwrap() else { return };
+/// Checks the table, and returns the number of sections that it has. Before the first cut there is no table.
+fn check(heap: &Heap, mode: &str, acknowledged: &[u64], what: &str) -> u64 {
+    let Some(table) = heap.root::<Table<'_>>("table").unwrap() else {
+        assert!(acknowledged.iter().all(|told| *told == 0), "{what}: {acknowledged:?}");
+        return 0;
+    };
     // SAFETY: nobody else uses it.
     let table = unsafe { table.as_ref() };
     match mode {
@@ -225,6 +229,7 @@ fn check(heap: &Heap, mode: &str, acknowledged: &[u64], what: &str) {
             for kept in table.boxes.iter().flatten() {
                 assert!(kept.iter().copied().eq(0..kept.len() as u64), "{what}");
             }
+            table.ended.iter().sum()
         }
         _ => {
             let (before, after) = (&table.before, &table.after);
@@ -232,6 +237,7 @@ fn check(heap: &Heap, mode: &str, acknowledged: &[u64], what: &str) {
             let sums = [after.iter().sum::<u64>(), table.values.iter().sum(), before.iter().sum()];
             assert!(sums.is_sorted(), "{what}: {sums:?}");
             assert!(after.iter().zip(acknowledged).all(|(after, told)| after >= told), "{what}");
+            sums[0]
         }
     }
 }
@@ -280,9 +286,15 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
     let dir = directory();
     let path = dir.path().join("heap");
     let mut acknowledged = [0; THREADS_MOST];
-    let (mut undone, mut cascaded) = (0, 0);
+    let (mut kept, mut undone, mut cascaded) = (0, 0, 0);
     let rounds = kills(25);
-    for round in 0..rounds {
+    for round in 0.. {
+        // More than these only until a kill has hit what the test is about.
+        let was_hit = crash == Crash::PowerCut || undone > 0 && (cascaded > 0 || mode != "ring");
+        if round >= rounds && kept > 0 && was_hit {
+            break;
+        }
+        assert!(round < 200 + rounds, "{kept} sections kept, {undone} undone, {cascaded} with them");
         let mut command = child(mode, &path, threads);
         if crash == Crash::PowerCut {
             command.env(CUTS, "1");
@@ -306,7 +318,7 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
         let report = heap.live().unwrap();
         assert_eq!(report.start == LiveStart::WentOn, crash == Crash::Kill, "{what}: {:?}", report.start);
         (undone, cascaded) = (undone + report.undone, cascaded + report.cascaded);
-        check(&heap, mode, &acknowledged, &what);
+        kept = check(&heap, mode, &acknowledged, &what);
         let report = heap.check(&|_, _| {}).unwrap();
         assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
         let leaked = report.leaks.as_ref().unwrap().count;
@@ -317,7 +329,8 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
         drop(heap);
     }
     println!(
-        "{mode}, {threads} threads, {crash:?}, seed {seed}: {rounds} kills, {undone} sections undone, {cascaded} with them"
+        "{mode}, {threads} threads, {crash:?}, seed {seed}: {rounds} kills, {kept} sections kept, {undone} undone, \
+         {cascaded} with them"
     );
     offline::eject(&path, &|_, _| {}).unwrap();
 }
@@ -681,7 +694,7 @@ fn a_kill_at_any_instruction_leaves_sections_on_several_locks_whole() {
         return skipped("cannot trace a child here");
     };
     drop(live().open(&path).unwrap().close());
-    let rounds = kills(10);
+    let (rounds, mut ended) = (kills(10), 0);
     for round in 0..rounds {
         let path = dir.path().join(format!("heap{round}"));
         let at = (all * round + rng.u64(..all)) / rounds;
@@ -689,14 +702,15 @@ fn a_kill_at_any_instruction_leaves_sections_on_several_locks_whole() {
         killed_after(&mut child("steps", &path, 1), at);
         let heap = live().open(&path).unwrap();
         assert_eq!(heap.live().unwrap().start, LiveStart::WentOn, "{what}");
-        check(&heap, "ring", &[2], &what);
+        ended = check(&heap, "ring", &[2], &what);
         let report = heap.check(&|_, _| {}).unwrap();
         assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
         assert!(report.leaks.as_ref().unwrap().count <= 1, "{what}");
         heap.close().unwrap();
         fs::remove_file(&path).unwrap();
     }
-    println!("seed {seed}: {rounds} kills within {all} instructions");
+    println!("seed {seed}: {rounds} kills within {all} instructions, {ended} sections before the last one");
+    assert!(ended > 2);
 }
 
 /// A lock in the heap.

@@ -12,7 +12,7 @@ use untorn::{File, Reader, Store, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_os::{Linux, Storage};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Longer than the owner relies on its last look whether somebody follows.
 const LOOKED_LONG_AGO: Duration = Duration::from_millis(3);
 

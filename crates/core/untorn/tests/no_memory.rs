@@ -7,6 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::Layout;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use untorn::heap::{Heap, HeapOptions};
 use untorn::{Gate, MapOptions, Result, Store, TrackerKind};
 
@@ -31,8 +32,13 @@ fn limited<T>(more: usize, work: impl FnOnce() -> T) -> T {
 /// Asserts that the call succeeded, or was refused for lack of memory. Returns whether it was refused.
 #[track_caller]
 fn is_refused<T>(done: Result<T>) -> bool {
-    done.map_err(|e| assert_eq!((e.kind(), e.to_string().contains("memory")), ("no-memory", true), "{e}")).is_err()
+    let done = done.map_err(|e| assert_eq!((e.kind(), e.to_string().contains("memory")), ("no-memory", true), "{e}"));
+    REFUSED.fetch_add(u32::from(done.is_err()), Relaxed);
+    done.is_err()
 }
+
+/// The number of calls that were refused in this process.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
 
 /// In a second process, with this many bytes for each step.
 #[test]
@@ -62,6 +68,7 @@ fn limited_child() {
         }
         other => panic!("{other}"),
     }
+    println!("\nrefused {}", REFUSED.load(Relaxed));
 }
 
 fn file(dir: &Path, more: usize) {
@@ -159,7 +166,8 @@ fn gate(dir: &Path, more: usize) {
 
 /// Runs children with more and more memory, until there is enough.
 fn with_more_and_more(mode: &str, prepare: impl Fn(&Path)) {
-    for more in [MIB, 2 * MIB, 5 * MIB, 9 * MIB, 14 * MIB, 18 * MIB, 40 * MIB] {
+    let mut refused = Vec::new();
+    for more in [MIB, 2 * MIB, 5 * MIB, 9 * MIB, 14 * MIB, 18 * MIB, 40 * MIB, 400 * MIB] {
         let dir = directory();
         prepare(dir.path());
         let mut child = untorn_testkit::again!("limited_child");
@@ -168,7 +176,14 @@ fn with_more_and_more(mode: &str, prepare: impl Fn(&Path)) {
         let child = child.env(MODE, format!("{mode} {more}")).env(PLACE, dir.path()).output().unwrap();
         let said = String::from_utf8_lossy(&child.stderr);
         assert!(child.status.success(), "{mode} with {more} bytes: {}: {said}", child.status);
+        let told = String::from_utf8_lossy(&child.stdout);
+        let number = told.lines().find_map(|line| line.strip_prefix("refused ")?.parse::<u32>().ok());
+        refused.push(number.expect("the number of refused calls"));
     }
+    println!("{mode}: {refused:?} calls refused");
+    // Reading what a killed process has committed takes less than a MiB.
+    assert_eq!(refused[0] > 0, mode != "read", "{mode}: {refused:?} calls refused");
+    assert_eq!(refused.last(), Some(&0), "{mode}: {refused:?} calls refused");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -88,6 +89,8 @@ fn a_write_that_may_not_wait_any_longer_takes_nothing() {
     const MOMENT: Duration = Duration::from_millis(20);
     let gate = Gate::with_bytes_max(1000).unwrap();
     let (mut slow, to_slow) = std::io::pipe().unwrap();
+    let pipe = to_slow.try_clone().unwrap();
+    let is_full = || poll(&mut [PollFd::new(&pipe, PollFlags::OUT)], Some(&Timespec::default())).unwrap() == 0;
     let to_slow = gate.output(to_slow.into());
     let mut taken = Vec::new();
     let mut number = 0_u32;
@@ -102,7 +105,13 @@ fn a_write_that_may_not_wait_any_longer_takes_nothing() {
         is_taken
     };
     // Until neither the pipe nor the gate takes more; then a few more attempts.
-    while write(MOMENT) {}
+    loop {
+        // The gate's thread writes to the pipe when it gets to run.
+        let pipe_is_full = is_full();
+        if !write(MOMENT) && pipe_is_full {
+            break;
+        }
+    }
     assert!((0..3).all(|_| !write(Duration::ZERO)));
     assert!(!gate.drain_within(MOMENT).unwrap());
     let held = gate.held_bytes();
@@ -118,7 +127,7 @@ fn a_write_that_may_not_wait_any_longer_takes_nothing() {
         slow.read_to_end(&mut rest).map(|_| rest)
     });
     assert!(gate.drain_within(Duration::from_secs(60)).unwrap());
-    drop(to_slow);
+    drop((to_slow, pipe));
     assert!([begin, rest.join().unwrap().unwrap()].concat() == taken, "bytes were lost or sent twice");
 }
 
@@ -141,7 +150,7 @@ fn a_failed_commit_poisons_the_gate_and_shows_nothing() {
     file.write_all_at(b"refused", 0).unwrap();
     std::fs::write(&path, "somebody else's").unwrap();
     answers.write(b"a lie\n", Some(&file.commit_async().unwrap())).unwrap();
-    eventually(Duration::from_secs(20), "the gate is poisoned", || answers.write(b"more\n", None).is_err());
+    eventually(Duration::from_secs(60), "the gate is poisoned", || answers.write(b"more\n", None).is_err());
     refused(answers.write(b"and more\n", None), &["conflict"]);
     drop(answers);
     refused(gate.drain(), &["conflict"]);
@@ -157,7 +166,7 @@ fn a_reader_who_has_left_is_an_error_of_its_output() {
     let (mut here, to_here) = UnixStream::pair().unwrap();
     drop(gone);
     let (nowhere, here_too) = (gate.output(inside.into()), gate.output(to_here.into()));
-    eventually(Duration::from_secs(20), "an error", || nowhere.write(b"x", None).is_err());
+    eventually(Duration::from_secs(60), "an error", || nowhere.write(b"x", None).is_err());
     here_too.write(b"y", None).unwrap();
     here.read_exact(&mut [0]).unwrap();
     gate.drain().unwrap();

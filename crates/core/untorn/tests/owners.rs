@@ -3,13 +3,16 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, block, block_offset, path_text, signal_process};
+use common::child_process::{ChildProcess, block, block_offset, kills, path_text, signal_process};
+use common::stepping::{killed_at_call, stop, traced};
 use common::*;
 use rustix::process::Signal;
+use std::process::Stdio;
 use std::time::Duration;
 use untorn::{Error, File, Store, StoreOptions};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const CREATED: &str = "UNTORN_TEST_CREATED";
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The process id in the error "busy".
 #[track_caller]
@@ -190,20 +193,40 @@ fn openers_that_race_at_creation_take_turns() {
     }
 }
 
+/// In a second process: creates a store, between two stops.
+#[test]
+fn creating_child() {
+    let Some(place) = std::env::var_os(CREATED) else { return };
+    traced();
+    let store = Store::open_or_create(place).unwrap();
+    stop();
+    drop(store);
+}
+
+/// Kills an opening that creates the store before or after a system call; some calls are chosen.
 #[test]
 fn openers_killed_while_creating_leave_no_wreck() {
-    let rng = &mut fastrand::Rng::with_seed(seed());
-    for _ in 0..15 {
+    let seed = seed();
+    let rng = &mut fastrand::Rng::with_seed(seed);
+    let killed = |stops: u64| {
         let dir = directory();
-        let mut process = ChildProcess::start();
-        process.tell(&["open", path_text(dir.path())]);
-        std::thread::sleep(Duration::from_micros(rng.u64(0..2000)));
-        process.kill();
-        let store = Store::open_or_create(dir.path()).expect("the next one must be able to open it");
+        let mut child = untorn_testkit::again!("creating_child");
+        let all = killed_at_call(child.env(CREATED, dir.path()).stdout(Stdio::piped()), stops)?;
+        let is_begun = dir.path().join(".untorn").exists();
+        let store = Store::open_or_create(dir.path()).unwrap_or_else(|e| panic!("seed {seed}, stop {stops}: {e}"));
         let file = store.open_or_create_file("a").unwrap();
         file.append(b"x").unwrap();
         file.commit().unwrap();
-    }
+        Some((all, is_begun))
+    };
+    let Some((all, _)) = killed(u64::MAX) else { return skipped("cannot trace a child here") };
+    assert!(all > 20, "{all} stops");
+    let rounds = kills(15).min(all);
+    // One call in each part of the opening.
+    let begun = (0..rounds).map(|round| killed(all * round / rounds + rng.u64(..all / rounds)));
+    let begun = begun.filter(|killed| killed.expect("a child that was traced").1).count();
+    println!("seed {seed}: {rounds} kills in {all} stops, {begun} of them after the creation had begun");
+    assert!(begun > 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use untorn::__private::StoreSteps;
 use untorn::reader::{Change, ChangeKind, Commit, Follow, Followed};
 use untorn::{FailureClass, Reader, Store, StoreOptions};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn open(path: &Path) -> Store {
     StoreOptions::new().create(true).background(false).open(path).expect("open")

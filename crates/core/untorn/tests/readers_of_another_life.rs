@@ -12,7 +12,7 @@ use untorn::reader::{ChangeKind, Followed};
 use untorn::{Reader, StoreOptions};
 
 /// Longer than any test here takes.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A commit that failed, and is not in the log, is not shown as the next commit when the store is opened again.
 #[test]

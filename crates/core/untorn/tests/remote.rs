@@ -14,7 +14,7 @@ use untorn::reader::Acknowledged;
 use untorn::{Error, FailureClass, File, Gate, OnTimeout, Point, Reader, Remote, Slot, Store, StoreOptions, Ticket};
 
 /// Acknowledgements are seen at once.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 /// No test waits this long.
 const NEVER: Duration = Duration::from_secs(3600);
 

@@ -10,7 +10,7 @@ use untorn::reader::{Acknowledged, ChangeKind, Commit, Followed};
 use untorn::{FailureClass, JOURNAL_BYTES_MIN, Point, Reader, Slot, Store, StoreOptions, begin_at};
 
 /// Commits follow at once.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn commit(store: &Store, version: &str) {
     let file = store.open_or_create_file("a").unwrap();

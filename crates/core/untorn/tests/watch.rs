@@ -179,8 +179,12 @@ fn old_figures_are_not_shown_and_a_cut_page_is_no_harm() {
     process.ok(&["create", "a"]);
     let watch = Watch::open(dir.path()).unwrap();
     figures_of(&watch, &mut process, "the owner publishes", |_| true);
-    let late = Watch::open(dir.path()).unwrap();
     process.signal(Signal::STOP);
+    eventually(LONG, "the owner is stopped", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
+        stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"))
+    });
+    let late = Watch::open(dir.path()).unwrap();
     assert_eq!(late.figures().unwrap(), None, "these are older than the watch");
     eventually(LONG, "the figures of an owner that hangs grow old", || watch.figures().unwrap().is_none());
     fs::OpenOptions::new().write(true).open(dir.path().join(".untorn/readers")).unwrap().set_len(0).unwrap();

@@ -3,28 +3,31 @@
 //!
 //! In addition, programs of four and five operations on names, drawn from the seed.
 //!
-//! A usual run tries each program on one setup that a drawn seed chooses. `UNTORN_ENUM_SECONDS` tries them on every setup
-//! for that time; `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours); `UNTORN_CASE`
-//! repeats one case.
+//! A usual run tries all programs of one operation, and a part of the longer ones, each on one setup. A drawn seed
+//! chooses both. `UNTORN_ENUM_SECONDS` tries all of them on every setup for that time; `UNTORN_ENUM_FULL=1` does so with
+//! more power cuts and to the end (hours); `UNTORN_CASE` repeats one case.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, again, within};
 use untorn_crashlab::programs::program::{Case, Op, STARTS, Setup, Start, alphabet, names_alphabet};
-use untorn_testkit::{drawn_seed, extent, is_full, variable};
+use untorn_testkit::{drawn_seed, extent, is_full, slice, variable};
 
 const LONGER_PROGRAMS: u64 = 500;
+/// The programs of one and of two operations that a usual run continues.
+const CONTINUED: [usize; 2] = [4, 8];
 
 #[test]
 fn every_program_survives_every_crash() {
     let full = variable::<u32>("UNTORN_ENUM_FULL").is_some();
     let seconds = variable("UNTORN_ENUM_SECONDS");
     let (is_slice, seed) = (!full && !is_full() && seconds.is_none(), drawn_seed());
-    let seconds = seconds.unwrap_or(extent(40, 560));
+    let seconds = seconds.unwrap_or(560);
     let started = Instant::now();
     let enumeration = Enumeration::new(Bounds {
         violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
-        deadline: if full { None } else { within(Duration::from_secs(seconds)) },
+        // A slice is tried to its end, however long that takes.
+        deadline: if full || is_slice { None } else { within(Duration::from_secs(seconds)) },
         seed,
         ..Bounds::default()
     });
@@ -47,8 +50,12 @@ fn every_program_survives_every_crash() {
             if enumeration.is_over() { "; STOPPED before it was complete" } else { "" }
         );
     };
+    let some = |programs: Vec<Vec<Op>>, most: usize| if is_slice { slice(&programs, most, seed) } else { programs };
     let mut pairs = Vec::new();
-    for start in STARTS {
+    // If the time is over early, it is not always the same programs that are left out.
+    let mut starts = STARTS;
+    starts.rotate_left(seed as usize % STARTS.len());
+    for start in starts {
         // In a slice, one setup for each program.
         let everywhere = |at: usize| {
             let setups: Vec<Setup> = Setup::all(start, at).collect();
@@ -58,7 +65,7 @@ fn every_program_survives_every_crash() {
         let opened = enumeration.level(&[], &ops, &everywhere, &one_op);
         let one = enumeration.level(&opened, &ops, &everywhere, &one_op);
         tell(start, 1, &one);
-        let two = enumeration.level(&one, &ops, &everywhere, &two_ops);
+        let two = enumeration.level(&some(one, CONTINUED[0]), &ops, &everywhere, &two_ops);
         tell(start, 2, &two);
         pairs.push((start, two));
     }
@@ -68,14 +75,17 @@ fn every_program_survives_every_crash() {
             true => Setup::all(start, at).collect::<Vec<_>>(),
             false => Setup::in_turn(start, at).collect(),
         };
-        let three = enumeration.level(&two, &ops, &setups, &three_ops);
+        let three = enumeration.level(&some(two, CONTINUED[1]), &ops, &setups, &three_ops);
         tell(start, 3, &three);
+        assert!(!three.is_empty() || enumeration.is_over(), "no program of three operations does anything");
     }
     let violations = enumeration.violations();
     for violation in &violations {
         println!("VIOLATION {violation}\n");
     }
     assert!(violations.is_empty(), "{} violations", violations.len());
+    let checked = enumeration.totals().checked;
+    assert!(checked > 20_000 || !is_slice, "{checked} recoveries");
 }
 
 /// Programs of four and five operations on names, and steps of checkpoints between them: `UNTORN_NAMES_PROGRAMS` sets
@@ -112,6 +122,7 @@ fn longer_programs_of_names_survive_every_crash() {
     );
     violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
     assert!(violations.is_empty(), "{} violations", violations.len());
+    assert!(totals.checked > 10 * programs, "{} recoveries", totals.checked);
 }
 
 /// Repeats one case in the form that a violation prints, call by call.

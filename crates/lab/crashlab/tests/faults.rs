@@ -44,6 +44,7 @@ fn survives_all(setup: &str, ops: &[Op], troubles: &[fn(u64) -> Trouble]) {
         println!("VIOLATION {violation}\n");
     }
     assert!(violations.is_empty(), "{} violations", violations.len());
+    assert!(totals.checked > 500, "{} recoveries", totals.checked);
 }
 
 #[test]

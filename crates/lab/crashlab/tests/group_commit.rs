@@ -25,6 +25,8 @@ const SEED: u64 = 0x5eed;
 const PCT_DEPTH: usize = 3;
 /// The number of schedules from one seed; then the clock is checked, and the next seed taken.
 const BATCH: usize = 50;
+/// The schedules that are tried whatever the time.
+const LEAST: usize = 200;
 
 struct SeedOfFailure<'a> {
     name: &'a str,
@@ -49,7 +51,7 @@ fn explore(name: &str, scenario: fn()) {
         config.stack_size = 512 << 10;
         config.silence_warnings = true;
         let (start, mut seed, mut schedules) = (Instant::now(), SEED, 0);
-        while start.elapsed() < Duration::from_secs(seconds) {
+        while schedules < LEAST || start.elapsed() < Duration::from_secs(seconds) {
             let _seed = SeedOfFailure { name, how, seed };
             schedules += Runner::new(scheduler(seed), config.clone()).run(scenario);
             seed += 1;

@@ -25,6 +25,8 @@ use untorn_journal::directories::store_dir::StoreDir;
 
 const SEED: u64 = 0x4ea9;
 const BATCH: usize = 20;
+/// The schedules that are tried whatever the time.
+const LEAST: usize = 40;
 const PCT_DEPTH: usize = 3;
 const PLACES: usize = 6;
 const STEPS: usize = 5;
@@ -157,7 +159,7 @@ fn threads_change_a_heap_that_is_committed() {
         config.silence_warnings = true;
         config.max_steps = shuttle::MaxSteps::FailAfter(10_000_000);
         let (start, mut seed, mut schedules) = (Instant::now(), SEED, 0);
-        while start.elapsed() < Duration::from_secs(seconds) {
+        while schedules < LEAST || start.elapsed() < Duration::from_secs(seconds) {
             let _seed = SeedOfFailure(how, seed);
             schedules += Runner::new(scheduler(seed), config.clone()).run(scenario);
             seed += 1;

@@ -16,6 +16,10 @@ const STEPS: usize = 60;
 const STEPS_PLAYED: usize = 300;
 /// The number of programs that are not crashed.
 const PLAYED: u64 = 30;
+/// The programs that are tried whatever the time: the first one is crashed, the others are played.
+const PROGRAMS_LEAST: u64 = 6;
+/// The recoveries that are checked for a crashed program, whatever the time.
+const CHECKED_LEAST: u64 = 120;
 /// The most programs of one seed, for any time limit.
 const PROGRAMS_MAX: u64 = 1 << 32;
 
@@ -23,12 +27,15 @@ const PROGRAMS_MAX: u64 = 1 << 32;
 fn every_heap_survives_every_crash() {
     let seed = drawn_seed();
     let deadline = Instant::now() + Duration::from_secs(variable("UNTORN_ENUM_SECONDS").unwrap_or(extent(12, 60)));
-    let effort = Effort { cuts_max: 3, second_every: 4, deadline: Some(deadline) };
+    let effort = Effort { cuts_max: 3, second_every: 4, least: CHECKED_LEAST, deadline: Some(deadline) };
     let next = AtomicU64::new(0);
     let found = Mutex::new((Totals::default(), Vec::new()));
     let worker = || {
-        while Instant::now() < deadline && found.lock().1.is_empty() {
+        while found.lock().1.is_empty() {
             let (mut programs, nth) = (Programs::new(effort), next.fetch_add(1, Relaxed));
+            if nth >= PROGRAMS_LEAST && Instant::now() >= deadline {
+                break;
+            }
             let seed = seed * PROGRAMS_MAX + nth;
             let played = (1..=PLAYED).contains(&nth);
             let done = if played { programs.play(seed, STEPS_PLAYED) } else { programs.program(seed, STEPS) };
@@ -48,7 +55,9 @@ fn every_heap_survives_every_crash() {
         totals.programs, totals.commits, totals.states, totals.checked, totals.second
     );
     violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
-    assert!(violations.is_empty() && totals.programs > 0, "{} violations", violations.len());
+    assert!(violations.is_empty(), "{} violations", violations.len());
+    assert!(totals.programs >= PROGRAMS_LEAST && totals.checked >= CHECKED_LEAST, "{totals:?}");
+    assert!(totals.states > 0 && totals.second > 0, "{totals:?}");
 }
 
 /// One system call fails in commits, growth, checkpoints, or while a heap is opened or closed: the program gets an

@@ -72,7 +72,8 @@ fn survive(programs: u64, program: &(dyn Fn(u64) -> (NameProgram, NameEffort) + 
         totals.failed
     );
     violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
-    assert!(violations.is_empty() && totals.programs > 0, "{} violations", violations.len());
+    assert!(violations.is_empty(), "{} violations", violations.len());
+    assert!(totals.programs == programs && totals.checked > 5 * programs, "{} recoveries", totals.checked);
     totals
 }
 

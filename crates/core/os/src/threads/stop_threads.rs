@@ -417,7 +417,7 @@ mod tests {
     use parking_lot::{Mutex, MutexGuard};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-    const MOST: Duration = Duration::from_secs(20);
+    const MOST: Duration = Duration::from_secs(120);
 
     /// Serialises the tests, because a thread of one test that does not stop would delay the moments of the other.
     fn one_at_a_time() -> MutexGuard<'static, ()> {

@@ -56,20 +56,24 @@ fn killed_between(
         let got = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
         (got == thread && libc::WIFSTOPPED(status)).then(|| libc::WSTOPSIG(status))
     };
-    let mut done = 0;
-    let mut traced = stopped() == Some(libc::SIGSTOP);
-    while traced && !is_it(&lines, thread, done) {
+    let is_traced = stopped() == Some(libc::SIGSTOP);
+    let (mut done, mut ended) = (0, None);
+    while is_traced && !is_it(&lines, thread, done) {
         // SAFETY: a thread that this one traces, and that is stopped.
-        traced = unsafe { libc::ptrace(step, thread, 0, 0) } == 0;
+        assert_eq!(unsafe { libc::ptrace(step, thread, 0, 0) }, 0, "{}", std::io::Error::last_os_error());
         match stopped() {
             Some(libc::SIGTRAP) => done += 1,
             Some(libc::SIGSTOP) => break,
-            _ => traced = false,
+            signal => {
+                ended = Some(signal);
+                break;
+            }
         }
     }
     child.kill().expect("a child to kill");
     // The process is gone only after its traced thread was waited for.
     while stopped().is_some() {}
     child.wait().expect("its end");
-    traced.then_some(done)
+    assert_eq!(ended, None, "the child ended or got a signal after {done} steps, before it was to stop");
+    is_traced.then_some(done)
 }

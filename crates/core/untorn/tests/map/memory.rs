@@ -133,7 +133,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        eventually(std::time::Duration::from_secs(5), "the cgroup is empty", || fs::remove_dir(&self.0).is_ok());
+        eventually(std::time::Duration::from_secs(60), "the cgroup is empty", || fs::remove_dir(&self.0).is_ok());
     }
 }
 

@@ -147,13 +147,14 @@ impl CrashLoop {
     }
 
     fn live(&mut self, tell: &dyn Fn(String)) -> Result<(), String> {
-        // Another program has moved `a` away for this life.
+        // Another program has moved `a` away for this life, often with commits of earlier lives that are not applied.
         let mark = self.disk.snapshot().mark();
         let is_certain = mark >> 32 == mark & 0xffff_ffff;
         let away = is_certain
             && !self.renamed
             && !self.lazy
-            && self.rng.u8(..8) == 0
+            && self.totals.openings > 0
+            && self.rng.bool()
             && self.disk.rename("a", ELSEWHERE).is_ok();
         if away {
             self.disk.settle();
@@ -176,8 +177,8 @@ impl CrashLoop {
         }
         let snapshots = self.disk.recorded();
         drop(life);
-        // Crashes during the opening are as likely as all others.
-        let early = self.rng.u8(..if self.lazy { 10 } else { 3 }) == 0;
+        // Crashes during the opening are as likely as all others, except in stores whose lists are to become full.
+        let early = self.rng.u8(..if self.lazy { 10 } else { 2 }) == 0;
         let chosen: Vec<&Snapshot> =
             snapshots.iter().filter(|s| (s.call() <= opened) == early && s.call() >= begun).collect();
         let snapshot = match chosen.len() {

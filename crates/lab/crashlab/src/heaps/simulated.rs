@@ -46,6 +46,8 @@ pub struct Effort {
     pub cuts_max: usize,
     /// One of this many crashes is followed by another crash during its recovery.
     pub second_every: u64,
+    /// The recoveries that are checked even after the deadline.
+    pub least: u64,
     /// The time at which it ends early.
     pub deadline: Option<Instant>,
 }
@@ -431,7 +433,8 @@ impl Programs {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.effort.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.totals.checked >= self.effort.least
+            && self.effort.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
     /// Runs the program of a seed to its end, without a crash.
@@ -456,8 +459,10 @@ impl Programs {
 
     fn crash_all(&mut self, seed: u64, steps: usize, crashes: &mut Vec<Trouble>) -> Result<(), String> {
         let place = place_of(seed);
-        let (moments, commits) = run(&place, seed, steps)?;
+        let (mut moments, commits) = run(&place, seed, steps)?;
         self.count(&commits);
+        // If the time is over early, it is not always the last calls that are left out.
+        Rng::with_seed(mix(seed)).shuffle(&mut moments);
         for moment in &moments {
             let cuts = moment.cuts(self.effort.cuts_max, mix(seed ^ moment.call()));
             for how in std::iter::once(How::Killed).chain(cuts.into_iter().map(How::Power)) {

@@ -101,6 +101,7 @@ mod tests {
     fn has_ended_when_stopped(works: bool) -> bool {
         let wakeup = Arc::new(Wakeup::default());
         let (ended, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (end, may_end) = std::sync::mpsc::channel();
         let started = {
             let (wakeup, ended, begun) = (wakeup.clone(), ended.clone(), begun.clone());
             thread::Builder::new().spawn(move || {
@@ -108,7 +109,10 @@ mod tests {
                     begun.store(true, SeqCst);
                     std::thread::sleep(Duration::from_millis(100));
                 }
-                std::thread::sleep(Duration::from_millis(100));
+                if !works {
+                    // Only a thread that is waited for, wrongly, ends by the time limit.
+                    let _ = may_end.recv_timeout(Duration::from_secs(60));
+                }
                 ended.store(true, SeqCst);
             })
         };
@@ -120,7 +124,9 @@ mod tests {
             }
         }
         wakeup.stop();
-        ended.load(SeqCst)
+        let has_ended = ended.load(SeqCst);
+        let _ = end.send(());
+        has_ended
     }
 
     #[test]
