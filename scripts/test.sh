@@ -19,24 +19,31 @@ seconds_max=${UNTORN_TEST_SECONDS_MAX:-600}
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=timeout --kill-after=10 $seconds_max"
 
-# Runs one test program where cargo would run it, and shows its output when it has ended. If this user may mount, the
-# program has mounts of its own: each process of another program that makes a mount namespace would have copies of them,
-# and an unmount of them would wait for its end.
-run_program() {
-    local dir=$1 program=$2 out status=0 apart=""
+# Shows the output of a command when it has ended, in one piece.
+in_one_piece() {
+    local out status=0
     out=$(mktemp)
-    unshare --mount true 2>/dev/null && apart="unshare --mount"
-    # shellcheck disable=SC2086 # Two words, or none.
-    (cd "$dir" && LD_LIBRARY_PATH=$libraries CARGO_MANIFEST_DIR=$dir timeout --kill-after=10 "$seconds_max" $apart "$program" --show-output) >"$out" 2>&1 </dev/null ||
-        status=$?
+    "$@" >"$out" 2>&1 </dev/null || status=$?
     {
         flock 9
-        echo "     Running ${dir#"$PWD"/} ($program)"
         cat "$out"
     } 9>>"$lock"
     rm -f "$out"
     return "$status"
 }
+export -f in_one_piece
+
+# Runs one test program where cargo would run it. If this user may mount, the program has mounts of its own: each process
+# of another program that makes a mount namespace would have copies of them, and an unmount of them would wait for its end.
+run_program() (
+    echo "     Running ${1#"$PWD"/} ($2)"
+    cd "$1" || exit
+    export LD_LIBRARY_PATH=$libraries CARGO_MANIFEST_DIR=$1
+    apart=""
+    unshare --mount true 2>/dev/null && apart="unshare --mount"
+    # shellcheck disable=SC2086 # Two words, or none.
+    exec timeout --kill-after=10 "$seconds_max" $apart "$2" --show-output
+)
 export -f run_program
 
 # The directory of the package and the path of each test program.
@@ -50,11 +57,25 @@ export -f list_programs
 run_lane() {
     local status=0 list=$1 dir program
     while IFS=$'\t' read -r dir program < <(flock "$lock" sed -i -e '1w /dev/stdout' -e 1d "$list"); do
-        run_program "$dir" "$program" || status=$?
+        in_one_piece run_program "$dir" "$program" || status=$?
     done
     return "$status"
 }
 export -f run_lane
+
+# Runs the tests that need a build of their own.
+run_builds() {
+    local status=0 cargo=${CARGO:-cargo}
+    in_one_piece "$cargo" test --workspace --locked --no-fail-fast --doc -- --show-output || status=$?
+    # Concurrent commits under a scheduler that replaces the library's locks and threads. Of the whole workspace, so
+    # that only the library and the crash laboratory are built again.
+    in_one_piece "$cargo" test --workspace --locked --features untorn-crashlab/shuttle --test group_commit \
+        --test heap_schedules -- --show-output || status=$?
+    # The Python package, as a wheel.
+    in_one_piece scripts/python-tests.sh || status=$?
+    return "$status"
+}
+export -f run_builds
 
 # What passing tests print is shown too: counts of crash states, and why something was left out.
 run_all() {
@@ -69,23 +90,20 @@ run_all() {
     export UNTORN_PREBUILT=1
     list_programs >"$programs"
     [ -s "$programs" ] || { echo "error: no test program was found"; return 1; }
-    # Two programs at a time, as tests spend much of their time waiting, for a kill or a disk. Those of mounts and
-    # sessions run one after the other, because a `sync` waits for all mounts of the machine.
-    local mounts='/crates/(mount|xsync|tools)/'
+    # Two programs at a time, and builds beside them, as tests spend much of their time waiting, for a kill or a disk.
+    # Those of mounts and sessions run one after the other, because a `sync` waits for all mounts of the machine.
+    local mounts='/crates/(mount|xsync|tools)/' lanes=()
     grep -E "$mounts" "$programs" >"$mounting"
     sed -i -E "\\:$mounts:d" "$programs"
     run_lane "$programs" &
-    local lane=$!
+    lanes+=($!)
+    run_builds &
+    lanes+=($!)
     run_lane "$mounting" || status=$?
     run_lane "$programs" || status=$?
-    wait "$lane" || status=$?
-    $cargo test --workspace --locked --no-fail-fast --doc -- --show-output || status=$?
-    # Concurrent commits under a scheduler that replaces the library's locks and threads. Of the whole workspace, so
-    # that only the library and the crash laboratory are built again.
-    $cargo test --workspace --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- --show-output ||
-        status=$?
-    # The Python package, as a wheel.
-    scripts/python-tests.sh || status=$?
+    for lane in "${lanes[@]}"; do
+        wait "$lane" || status=$?
+    done
     return "$status"
 }
 export -f run_all
