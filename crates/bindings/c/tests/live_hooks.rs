@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::hooked_programs::{compilers, program, version, wrapper};
-use common::killed_programs::{Moments, kill, kills};
+use common::killed_programs::{Moments, killed_after_pause, kills};
 use common::{cc, crate_dir, link_with, output_of, run, skipped};
 use untorn_testkit::{drawn_seed, slice};
 
@@ -181,14 +181,15 @@ fn a_ledger_is_whole_after_every_kill() {
                 panic!("{compiler}, seed {seed}, round {round}: {line:?}, {:?}", child.wait());
             });
             assert!(next >= last, "{compiler}, seed {seed}, round {round}: {next} after {last}");
-            std::thread::sleep(Duration::from_micros(random.below(8000)));
-            for (thread, n) in kill(child, out) {
+            for (thread, n) in killed_after_pause(child, out, Duration::from_micros(random.below(8000))) {
                 // Any thread may print this line: the one that notices it.
                 done[thread] = n.max(done[thread]);
             }
             last = done.iter().sum();
         }
         println!("{compiler}: {kills} kills, at least {last} transfers");
+        // Each process has printed a line, and a thread prints one for 16 transfers.
+        assert!(last >= 16 * kills, "{done:?}");
         // All of its stores are seen.
         let mut audited = program(&binary)
             .arg(&heap)

@@ -426,9 +426,11 @@ static void killed_at_random(int rounds) {
     CHECK(untorn_manage("./counter") == 0);
     told = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(told != MAP_FAILED);
-    for (int round = 0; round < rounds; round++) {
+    /* More rounds, and longer ones, only until something was done: on a busy machine. */
+    for (int round = 0; round < rounds || told->done == 0; round++) {
+        CHECK(round < rounds + 1000);
         unsigned char way = (unsigned char)(next(&state) % 3);
-        uint64_t delay_us = next(&state) % 12000;
+        uint64_t delay_us = next(&state) % 12000 * (uint64_t)(1 + round / rounds);
         fflush(NULL);
         pid_t pid = fork();
         CHECK(pid >= 0);

@@ -1,7 +1,8 @@
 //! Programs that are killed at random moments, and the output that they had printed by then.
 
-use std::io::Read;
+use std::io::BufRead;
 use std::process::Child;
+use std::time::Duration;
 use untorn_testkit::variable_or;
 
 /// Random numbers of a test.
@@ -29,14 +30,16 @@ pub fn kills(usual: u64) -> u64 {
     std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Kills a program, and returns the two numbers of each line that it has printed since the last read, such as `has 1
-/// 20`. The last line may be torn.
-pub fn kill(mut child: Child, mut out: impl Read) -> Vec<(usize, u64)> {
+/// Kills a program a pause after its next line, and returns the two numbers of each line that it has printed since the
+/// last read, such as `has 1 20`. The last line may be torn.
+pub fn killed_after_pause(mut child: Child, mut out: impl BufRead, pause: Duration) -> Vec<(usize, u64)> {
+    let mut lines = String::new();
+    assert_ne!(out.read_line(&mut lines).expect("text"), 0, "the program ended by itself");
+    std::thread::sleep(pause);
     child.kill().expect("a child to kill");
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).expect("text");
+    out.read_to_string(&mut lines).expect("text");
     child.wait().expect("its end");
-    let whole = rest.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let whole = lines.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole
         .map(|line| {
             let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().expect("a number")).collect();
