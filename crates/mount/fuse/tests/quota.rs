@@ -197,6 +197,7 @@ fn a_daemon_killed_where_a_quota_ends_has_lost_nothing_that_was_acknowledged() {
         acknowledged += 1;
         assert!(acknowledged < 1000, "no quota");
     }
+    assert!(acknowledged > 4, "{acknowledged} MiB");
     until_full(&database);
     let status =
         Command::new(env!("CARGO_BIN_EXE_untorn-mount")).args(["status", "--json"]).arg(on.path("mnt")).output();

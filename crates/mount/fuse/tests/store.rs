@@ -98,8 +98,8 @@ impl Drop for Place {
 /// Unmounts. A child that another test is just spawning may hold a copy of a file that was open here.
 fn unmount(at: &Path) {
     let is_done = || Command::new("umount").arg(at).status().unwrap().success();
-    let tries = (0..200).take_while(|_| !is_done()).inspect(|_| thread::sleep(Duration::from_millis(50)));
-    assert!(tries.count() < 200, "{} stays busy", at.display());
+    let tries = (0..2400).take_while(|_| !is_done()).inspect(|_| thread::sleep(Duration::from_millis(50)));
+    assert!(tries.count() < 2400, "{} stays busy", at.display());
 }
 
 /// `umount` does not wait for the daemon: the next mount of the store waits until it is closed.

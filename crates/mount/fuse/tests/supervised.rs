@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -131,11 +131,22 @@ fn timed<T>(longest: &AtomicU64, call: impl FnOnce() -> T) -> T {
     done
 }
 
+/// State that the loads share with the kills.
+#[derive(Default)]
+struct Course {
+    stop: AtomicBool,
+    /// The longest time of a call so far.
+    longest: AtomicU64,
+    /// The rounds that each load has begun.
+    rounds: [AtomicUsize; 2],
+}
+
 /// Names and synced files: made, written, synced, renamed over, linked, listed, removed.
-fn names(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64) -> usize {
+fn names(dir: &Path, mut random: Rng, Course { stop, longest, rounds }: &Course) {
     let mut round = 0;
     while !stop.load(SeqCst) {
         round += 1;
+        rounds[0].store(round, SeqCst);
         let (new, old, link) = (dir.join("new"), dir.join("old"), dir.join("link"));
         let bytes = vec![round as u8; random.usize(1..3 * PAGE)];
         let file = timed(longest, || File::create_new(&new).unwrap());
@@ -155,11 +166,10 @@ fn names(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64) ->
         timed(longest, || fs::remove_file(&link).unwrap());
         drop(file);
     }
-    round
 }
 
 /// A file that stays open, and is never synced as a whole; and a file without a name.
-fn contents(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64) -> usize {
+fn contents(dir: &Path, mut random: Rng, Course { stop, longest, rounds }: &Course) {
     let open = |name: &str| OpenOptions::new().read(true).write(true).create_new(true).open(dir.join(name)).unwrap();
     let (file, nameless) = (open("held"), open("nameless"));
     fs::remove_file(dir.join("nameless")).unwrap();
@@ -168,6 +178,7 @@ fn contents(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64)
     let (mut round, mut found) = (0, vec![0; model.len()]);
     while !stop.load(SeqCst) {
         round += 1;
+        rounds[1].store(round, SeqCst);
         let at = random.usize(..model.len() - PAGE);
         let len = random.usize(1..PAGE);
         model[at..at + len].fill(random.u8(..));
@@ -188,7 +199,6 @@ fn contents(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64)
     file.read_exact_at(&mut found, 0).unwrap();
     assert!(found == model);
     fs::write(dir.join("model"), &model).unwrap();
-    round
 }
 
 #[test]
@@ -197,19 +207,26 @@ fn a_killed_daemon_is_replaced_unnoticed() {
     let Some(place) = Place::new() else { return };
     let mut random = Rng::with_seed(seed());
     place.mount();
-    let (stop, longest) = (AtomicBool::new(false), AtomicU64::new(0));
+    let course = &Course::default();
     ["names", "contents"].iter().for_each(|name| fs::create_dir(place.at(name)).unwrap());
     let (dirs, forks) = ([place.at("names"), place.at("contents")], [random.fork(), random.fork()]);
     thread::scope(|scope| {
         let [for_names, for_contents] = forks;
-        let (stop, longest) = (&stop, &longest);
         let loads = [
-            scope.spawn(|| names(&dirs[0], for_names, stop, longest)),
-            scope.spawn(|| contents(&dirs[1], for_contents, stop, longest)),
+            scope.spawn(|| names(&dirs[0], for_names, course)),
+            scope.spawn(|| contents(&dirs[1], for_contents, course)),
         ];
         let goes_on = || loads.iter().all(|load| !load.is_finished());
-        thread::sleep(Duration::from_millis(300));
-        println!("without kills the longest call took {} ms", longest.swap(0, SeqCst) / 1000);
+        // Waits until each load has begun so many rounds more.
+        let wait_for = |rounds: usize| {
+            let (before, end) = (course.rounds.each_ref().map(|of| of.load(SeqCst)), Instant::now() + PATIENCE);
+            while goes_on() && course.rounds.iter().zip(before).any(|(of, before)| of.load(SeqCst) < before + rounds) {
+                assert!(Instant::now() < end, "the loads wait; {}", place.where_all_wait(None));
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_for(20);
+        println!("without kills the longest call took {} ms", course.longest.swap(0, SeqCst) / 1000);
         for kill in 0..KILLS {
             // Avoids eight short lives in a row, after which the supervisor gives up.
             let life = if kill % 5 == 4 { 3000 } else { random.u64(20..250) };
@@ -229,14 +246,13 @@ fn a_killed_daemon_is_replaced_unnoticed() {
                 assert!(Instant::now() < end, "the daemon is not replaced");
                 thread::yield_now();
             }
+            // The next kill also comes while both are at work.
+            wait_for(2);
         }
-        thread::sleep(Duration::from_millis(300));
-        stop.store(true, SeqCst);
-        let [of_names, of_contents] = loads.map(|load| load.join().unwrap());
-        println!(
-            "{KILLS} kills; {of_names} and {of_contents} rounds; the longest call took {} ms",
-            longest.load(SeqCst) / 1000
-        );
+        course.stop.store(true, SeqCst);
+        loads.into_iter().for_each(|load| load.join().unwrap());
+        let longest_ms = course.longest.load(SeqCst) / 1000;
+        println!("{KILLS} kills; {:?} rounds; the longest call took {longest_ms} ms", course.rounds);
     });
     place.umount();
     place.mount();
@@ -291,7 +307,6 @@ fn a_daemon_outlives_its_supervisor() {
 const BUSY: &str = r#"
 import mmap, os, random, sys
 os.chdir(sys.argv[1])
-print("begun", flush=True)
 n = 0
 while True:
     n += 1
@@ -307,6 +322,7 @@ while True:
                 f.flush()
                 os.rename(f.name, "g")
                 m[5] = 7
+        print("done", flush=True)
     except (OSError, ValueError, BufferError):
         pass
 "#;
@@ -330,6 +346,7 @@ fn whoever_is_killed_nothing_waits_for_ever() {
     }
     let Some(place) = Place::new() else { return };
     let mut random = Rng::with_seed(seed());
+    let mut counts = [0; 3];
     for round in 0..16 {
         place.mount_after_kill();
         let mut programs = Vec::new();
@@ -338,7 +355,9 @@ fn whoever_is_killed_nothing_waits_for_ever() {
             fs::create_dir_all(&dir).unwrap();
             let mut program = Command::new("python3");
             let mut program = program.args(["-c", BUSY]).arg(dir).stdout(Stdio::piped()).spawn().unwrap();
-            BufReader::new(program.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+            let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+            assert_eq!(lines.next().expect("it goes on").unwrap(), "done");
+            thread::spawn(move || lines.last());
             programs.push(program);
         }
         thread::sleep(Duration::from_millis(random.u64(10..120)));
@@ -347,8 +366,9 @@ fn whoever_is_killed_nothing_waits_for_ever() {
         if round == 0 {
             which = 3;
         }
-        let killed = whom.iter().enumerate().filter(|(n, _)| which >> n & 1 == 1).filter_map(|(_, pid)| *pid);
-        killed.for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
+        for (n, pid) in whom.into_iter().enumerate().filter(|(n, _)| which >> n & 1 == 1) {
+            counts[n] += usize::from(pid.is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok()));
+        }
         let what = format!("round {round}, killed {which:03b} (helper, daemon, supervisor)");
         thread::sleep(Duration::from_millis(random.u64(1..80)));
         programs.into_iter().for_each(|program| end(&place, program, &what));
@@ -371,6 +391,8 @@ fn whoever_is_killed_nothing_waits_for_ever() {
             thread::sleep(Duration::from_millis(5));
         }
     }
+    println!("killed: {counts:?} (supervisor, daemon, helper)");
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }
 
 /// The store is renamed while it is mounted, and the daemon is killed: no new store is made at the old name, and no

@@ -10,7 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -200,7 +200,7 @@ fn the_mount_is_told_of_like_another() {
 fn a_replaced_daemon_answers_a_sync_that_waits() {
     let Some(mounted) = Mounted::new() else { return };
     mounted.mount(&["-o", "sync_commits"]);
-    let stop = AtomicBool::new(false);
+    let (stop, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
         let syncing = scope.spawn(|| {
             let mut file = mounted.changed_file();
@@ -208,6 +208,7 @@ fn a_replaced_daemon_answers_a_sync_that_waits() {
                 file.write_all_at(format!("{round:06}").as_bytes(), 0).unwrap();
                 let done = end(sync(Some(&mounted.at("f"))).spawn().unwrap(), "syncfs");
                 assert!(done.status.success(), "{}", said(&done));
+                rounds.store(round + 1, SeqCst);
                 if stop.load(SeqCst) {
                     return (round, file);
                 }
@@ -218,8 +219,15 @@ fn a_replaced_daemon_answers_a_sync_that_waits() {
         for kill in 0..10 {
             // Avoids short lives in a row, after which the supervisor gives up.
             rustix::fs::statfs(mounted.place.at("mnt")).unwrap();
+            let (before, end) = (rounds.load(SeqCst), Instant::now() + PATIENCE);
+            while rounds.load(SeqCst) == before && !syncing.is_finished() {
+                assert!(Instant::now() < end, "the syncs wait");
+                thread::sleep(Duration::from_millis(1));
+            }
             thread::sleep(if kill % 5 == 4 { Duration::from_secs(3) } else { MOMENT });
-            mounted.processes(Some(true)).into_iter().for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
+            let daemons = mounted.processes(Some(true));
+            assert!(!daemons.is_empty(), "there is no daemon");
+            daemons.into_iter().for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
         }
         stop.store(true, SeqCst);
         let (round, file) = syncing.join().unwrap();

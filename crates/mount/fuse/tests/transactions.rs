@@ -189,7 +189,7 @@ fn is_refused_on_a_full_disk(len: usize) -> bool {
             let started = Instant::now();
             while let Err(e) = txn.commit() {
                 assert!(matches!(e, untorn::Error::NoSpace { .. }), "{e}");
-                assert!(started.elapsed() < Duration::from_secs(30), "there is room: {e}");
+                assert!(started.elapsed() < Duration::from_secs(120), "there is room: {e}");
             }
             assert!(txn.abort().unwrap_err().to_string().contains("has ended"));
             files.iter().for_each(|file| file.sync_all().unwrap());
@@ -291,7 +291,7 @@ fn program_that_dies() {
     a.write_all_at(b"half of it, and longer", 0).unwrap();
     mapped[..3].copy_from_slice(b"two");
     println!("ready");
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_secs(600));
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn what_a_program_leaves_that_dies_is_given_up() {
     let started = Instant::now();
     let seen = || (fs::read(mount.at("a")).unwrap(), fs::read(mount.at("b")).unwrap());
     while seen() != (b"old".to_vec(), b"old".to_vec()) {
-        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", seen());
+        assert!(started.elapsed() < Duration::from_secs(120), "{:?}", seen());
         std::thread::sleep(Duration::from_millis(20));
     }
     for name in ["a", "b"] {
@@ -343,7 +343,7 @@ fn what_is_given_up_has_its_old_size_also_when_the_mount_is_about_to_end() {
     let started = Instant::now();
     let wait = |what: &str, is: &dyn Fn() -> bool| {
         while !is() {
-            assert!(started.elapsed() < Duration::from_secs(30), "{what}");
+            assert!(started.elapsed() < Duration::from_secs(120), "{what}");
             std::thread::sleep(Duration::from_millis(10));
         }
     };
