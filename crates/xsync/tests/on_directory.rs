@@ -96,7 +96,7 @@ fn an_ordinary_user_needs_a_watcher() {
 fn a_session_of_an_ordinary_user_is_confined() {
     let Some(directory) = directory("data=journal") else { return };
     let (_watcher, probe) = (directory.watcher(), directory.at().join("probe"));
-    fs::copy(example("probe"), &probe).unwrap();
+    untorn_testkit::install(&example("probe"), &probe);
     directory.give_to(NOBODY);
     let probe = probe.to_str().unwrap();
     for what in ["remount", "mount", "loop", "io_uring", "keyctl", "by-handle"] {
@@ -358,7 +358,7 @@ fn connections_cross_the_border() {
     }
     let _watcher = directory.watcher();
     let probe = "./probe";
-    fs::copy(example("probe"), directory.at().join(probe)).unwrap();
+    untorn_testkit::install(&example("probe"), &directory.at().join(probe));
     for user in [0, NOBODY] {
         directory.give_to(user);
         let listener = TcpListener::bind((OUTSIDE4, 0)).unwrap();

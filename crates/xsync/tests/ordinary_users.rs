@@ -73,7 +73,7 @@ fn datagrams_of_many_flows_are_answered() {
     let directory = Directory::mounted("data=journal");
     let _watcher = directory.watcher();
     directory.give_to(NOBODY);
-    fs::copy(example("probe"), directory.at().join("probe")).unwrap();
+    untorn_testkit::install(&example("probe"), &directory.at().join("probe"));
     for (ip, words) in [(OUTSIDE4, ["flows", "600"]), (OUTSIDE6, ["tell", "5"])] {
         let socket = UdpSocket::bind((ip, 0)).unwrap();
         let address = socket.local_addr().unwrap().to_string();

@@ -214,7 +214,7 @@ fn what_a_killed_session_left_is_applied_or_thrown_away() {
 fn a_server_answers_its_clients() {
     let Some(work) = Work::new() else { return };
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    fs::copy(example("probe"), work.dir.path().join("probe")).unwrap();
+    untorn_testkit::install(&example("probe"), &work.dir.path().join("probe"));
     let mut command =
         work.xsync(&["--listen", &format!("127.0.0.1:{port}"), "--", "./probe", "serve", &port.to_string(), "log"]);
     let mut session = Session::start(command.stdout(Stdio::piped()));
@@ -341,7 +341,7 @@ fn flushes_are_exact_on_request() {
     let exact = work.place.program(&example("exact"));
     let exact = exact.to_str().unwrap();
     // A copy in a place that the session sees.
-    fs::copy(exact, work.dir.path().join("exact")).unwrap();
+    untorn_testkit::install(exact.as_ref(), &work.dir.path().join("exact"));
     let host: Run =
         work.command("sh".as_ref(), &["-c", "mkdir r; ./exact results r; rm -r r"]).output().unwrap().into();
     assert_eq!(work.run(&["--exact", "--", "sh", "-c", "mkdir r; exec ./exact results r"]).ok(), host.ok());

@@ -26,7 +26,7 @@ fn exit_codes_are_those_of_the_program() {
 fn a_session_in_a_session_is_refused_and_told_why() {
     let Some(place) = Place::new() else { return };
     // A copy in the working directory: the session has its own /tmp, where the program may have been built.
-    fs::copy(env!("CARGO_BIN_EXE_untorn-xsync"), place.work().join("untorn-xsync")).unwrap();
+    untorn_testkit::install(env!("CARGO_BIN_EXE_untorn-xsync").as_ref(), &place.work().join("untorn-xsync"));
     let run = place.run(&["--", "./untorn-xsync", "--", "touch", "begun"]);
     assert!(run.code == Some(125) && run.err.contains("a session cannot run in a session"), "{run:?}");
     assert!(!place.work().join("begun").exists());

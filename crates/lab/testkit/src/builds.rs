@@ -72,3 +72,20 @@ pub fn link_by(script: &str, to: &Path, options: &[&str]) {
     assert!(link.status().expect("a script of the source").success(), "{link:?}");
     assert!(fs::metadata(to).is_ok(), "{link:?} made no library");
 }
+
+/// Copies a program to a place where it can be run.
+///
+/// Another process does it: a descriptor of this one that is open for writing would be inherited by a child that another
+/// thread starts just now, and the program would be busy until that child has executed another one (`ETXTBSY`).
+pub fn install(program: &Path, to: &Path) {
+    let done = Command::new("install").args(["-m", "755"]).args([program, to]).status();
+    assert!(done.expect("install").success(), "{} is not installed", to.display());
+}
+
+/// Makes a script, or a program of these bytes, that can be run.
+pub fn install_script(text: impl AsRef<[u8]>, to: &Path) {
+    let draft = to.with_extension("draft");
+    fs::write(&draft, text).expect("a draft");
+    install(&draft, to);
+    fs::remove_file(draft).expect("the draft");
+}

@@ -4,7 +4,7 @@ mod builds;
 mod mount;
 mod settings;
 
-pub use builds::{example, library_dir, link_by, preload_library, program, root};
+pub use builds::{example, install, install_script, library_dir, link_by, preload_library, program, root};
 pub use mount::Mount;
 pub use settings::{NOBODY, drawn_seed, extent, is_full, is_root, seed, slice, variable, variable_or};
 

@@ -128,8 +128,7 @@ impl Machine {
             dir = dir.display(),
             program = program.display(),
         );
-        std::fs::write(dir.join("ssh"), script).unwrap();
-        std::fs::set_permissions(dir.join("ssh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        untorn_testkit::install_script(&script, &dir.join("ssh"));
         Machine { dir: dir.to_owned() }
     }
 

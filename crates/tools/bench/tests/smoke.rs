@@ -173,7 +173,7 @@ fn a_benchmark_that_is_named_and_cannot_run_fails_and_the_next_one_runs() {
     let scratch = tempfile::tempdir().unwrap();
     // A program of the project that is not beside it.
     let alone = scratch.path().join("untorn-bench");
-    std::fs::copy(env!("CARGO_BIN_EXE_untorn-bench"), &alone).unwrap();
+    untorn_testkit::install(Path::new(env!("CARGO_BIN_EXE_untorn-bench")), &alone);
     let run = |benchmark: &str| {
         let arguments = [benchmark, "oneshot", "--quick", "--fs", "here", "--dir"];
         let output = Command::new(&alone).args(arguments).arg(scratch.path()).output().unwrap();

@@ -3,8 +3,6 @@
 mod common;
 
 use common::{Run, json, untorn};
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use untorn::{Store, StoreOptions};
@@ -79,9 +77,8 @@ fn an_event_is_not_lost_without_a_journal() {
 fn other_programs_get_the_options_that_stand_before_the_subcommand() {
     let dir = tempfile::tempdir().unwrap();
     let (command, other) = (dir.path().join("untorn"), dir.path().join("untorn-mount"));
-    fs::copy(env!("CARGO_BIN_EXE_untorn"), &command).unwrap();
-    fs::write(&other, "#!/bin/sh\necho \"$@\"\n").unwrap();
-    fs::set_permissions(&other, Permissions::from_mode(0o755)).unwrap();
+    untorn_testkit::install(Path::new(env!("CARGO_BIN_EXE_untorn")), &command);
+    untorn_testkit::install_script("#!/bin/sh\necho \"$@\"\n", &other);
     let gets = |arguments: &[&str]| -> String {
         let run: Run = Command::new(&command).args(arguments).output().unwrap().into();
         run.ok().trim_end().to_owned()

@@ -164,18 +164,14 @@ fn each_kind_is_named_once() {
     compiled(dir.path(), "musl", main, &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
     let mut other = fs::read(compiled(dir.path(), "other", main, &[])).unwrap();
     other[18] ^= 0xff;
-    fs::write(dir.path().join("other"), other).unwrap();
+    untorn_testkit::install_script(other, &dir.path().join("other"));
     let script = |name: &str, first: &str| {
-        let path = dir.path().join(name);
-        fs::write(&path, format!("#!{first}\n")).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        untorn_testkit::install_script(format!("#!{first}\n"), &dir.path().join(name));
     };
     script("script", &dir.path().join("fixed").display().to_string());
     script("searching", "/usr/bin/env position");
     script("ordinary", "/usr/bin/env -S bash -e");
-    let text = dir.path().join("text");
-    fs::write(&text, "exit 3\n").unwrap();
-    fs::set_permissions(text, fs::Permissions::from_mode(0o755)).unwrap();
+    untorn_testkit::install_script("exit 3\n", &dir.path().join("text"));
 
     let script = "for n in 1 2 3; do for p in fixed position go musl other script ordinary text true; do\n\
          $p 2>/dev/null; $p; ./$p; done; done; no-such-program; exit 0";
