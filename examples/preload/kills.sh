@@ -19,7 +19,11 @@ for ((kill = 1; kill <= kills; kill++)); do
     sqlite=$!
     { echo 'pragma journal_mode=memory;'
       seq $((rows + 1)) $((rows + 100000)) | sed 's/.*/insert into t values(&, randomblob(1000)); select &;/'; } >input 2>/dev/null &
-    sleep "0.$((RANDOM % 500 + 100))"
+    until grep -qx '[0-9][0-9]*' acknowledged 2>/dev/null; do
+        kill -0 $sqlite
+        sleep 0.01
+    done
+    sleep "0.$(printf %03d $((RANDOM % 500)))"
     kill -KILL $sqlite
     wait $sqlite 2>/dev/null || true
     rm input

@@ -154,10 +154,9 @@ fn an_unchanged_program_is_killed() {
     preload_library();
     let mut kills = Command::new(root().join("examples/preload/kills.sh"));
     let said = ok(kills.arg("3").env("UNTORN", env!("CARGO_BIN_EXE_untorn")).env("TMPDIR", "/var/tmp"));
-    assert!(
-        said.starts_with("3 kills, ") && said.ends_with("no acknowledged row lost, no half transaction\n"),
-        "{said}"
-    );
+    let rows = said.strip_prefix("3 kills, ").and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+    assert!(rows.is_some_and(|rows| rows >= 3), "{said}");
+    assert!(said.ends_with("no acknowledged row lost, no half transaction\n"), "{said}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn a_full_disk_changes_nothing() {
 
 /// Waits until the new file beside the old one has so many bytes.
 fn wait_for_aside(dir: &Path, bytes: u64) -> PathBuf {
-    for _ in 0..2000 {
+    for _ in 0..20_000 {
         let aside = names(dir).into_iter().find(|n| n.starts_with(".untorn-put-")).map(|n| dir.join(n));
         if let Some(aside) = aside.filter(|a| a.metadata().is_ok_and(|m| m.len() >= bytes)) {
             return aside;

@@ -361,24 +361,33 @@ fn the_marker_stays_on_a_copy_that_is_quarantined() {
     is_plain(copy.path(), "a.db");
 }
 
-/// Kills of the command itself leave a database that it then makes plain.
+/// Kills of the command itself leave a database that it then makes plain. Each kill comes later than the one before, until
+/// the command has done its work.
 #[test]
 fn a_killed_recovery_is_repeated() {
     let mut random = fastrand::Rng::with_seed(seed());
-    for _ in 0..untorn_testkit::extent(10, 200) {
+    let mut kills = 0;
+    for n in 0..untorn_testkit::extent(8, 150) {
         let dir = tempfile::tempdir().unwrap();
         let path = killed(dir.path(), "a.db");
-        let command = *random.choice(&["recover", "plain"]).unwrap();
-        let arguments: &[&str] = if command == "plain" { &["sqlite", "plain"] } else { &["recover"] };
-        let mut untorn_command = Command::new(env!("CARGO_BIN_EXE_untorn"));
-        let mut child = untorn_command.args(arguments).arg(&path).stdout(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(std::time::Duration::from_micros(random.u64(0..12_000)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let seen = plain(dir.path(), "a.db", "SELECT group_concat(a) FROM t");
-        assert!(seen.code & 255 == IO_ERROR || seen.rows == ["1,2"], "{seen:?}");
+        let arguments: &[&str] = if n % 2 == 0 { &["recover"] } else { &["sqlite", "plain"] };
+        for most_us in std::iter::successors(Some(500), |us| Some(us * 3 / 2)) {
+            let mut untorn_command = Command::new(env!("CARGO_BIN_EXE_untorn"));
+            let mut child = untorn_command.args(arguments).arg(&path).stdout(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_micros(random.u64(most_us / 2..most_us)));
+            child.kill().unwrap();
+            let is_done = child.wait().unwrap().success();
+            kills += usize::from(!is_done);
+            let seen = plain(dir.path(), "a.db", "SELECT group_concat(a) FROM t");
+            assert!(seen.code & 255 == IO_ERROR || seen.rows == ["1,2"], "{seen:?}");
+            if is_done || seen.code == 0 {
+                break;
+            }
+        }
         // Either way it can be made plain: without a store, `recover` has nothing to do.
         untorn(&["sqlite", "plain"], &path).ok();
         is_plain(dir.path(), "a.db");
     }
+    println!("{kills} kills");
+    assert!(kills > 0, "it was never killed");
 }
