@@ -65,11 +65,15 @@ mod tests {
         }
         set_line_ns(1000);
         let before = lines_so_far();
-        let start = Instant::now();
-        take_time_of(5000);
-        let took = start.elapsed();
+        let time = |_| {
+            let start = Instant::now();
+            take_time_of(5000);
+            start.elapsed()
+        };
+        // Another process may have the processor meanwhile, but not each time.
+        let least = (0..20).map(time).min().expect("times");
         set_line_ns(0);
-        assert!(lines_so_far() - before >= 5000);
-        assert!((Duration::from_micros(4800)..Duration::from_millis(200)).contains(&took), "{took:?}");
+        assert!(lines_so_far() - before >= 20 * 5000);
+        assert!((Duration::from_micros(4800)..Duration::from_millis(200)).contains(&least), "{least:?}");
     }
 }
