@@ -242,7 +242,7 @@ fn few_descriptors_let_clients_wait() {
         assert_eq!(&said, format!("{soft}\nlistening\n").as_bytes());
         let mut clients: Vec<_> = (0..40).map(|_| BufReader::new(connect(port))).collect();
         for (n, client) in clients.iter_mut().enumerate() {
-            client.get_mut().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            client.get_mut().set_read_timeout(Some(Duration::from_secs(120))).unwrap();
             client.get_mut().write_all(format!("{n}\n").as_bytes()).unwrap();
         }
         if hard > soft {

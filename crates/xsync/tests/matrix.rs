@@ -14,7 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
-use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::watch::{self, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Recorder, serve_if_asked};
 use untorn_crashlab::replay::{Check, Program, Recorded, Recording, record};
 use untorn_testkit::{seed, test_path, variable_or};
@@ -62,10 +62,9 @@ fn again() -> Result<Again> {
 
 /// Whether no crash state lacks a line that was told.
 fn keeps(job: &str) -> bool {
-    let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
     let states = variable_or("UNTORN_XSYNC_STATES", 150) / 3;
     let mut found = 0;
-    let done = watch::supervise(&again().expect("this program"), &format!("{job}/{states}"), limits, |line| {
+    let done = watch::supervise(&again().expect("this program"), &format!("{job}/{states}"), common::LIMITS, |line| {
         let is_violation = line.starts_with("VIOLATION");
         found += usize::from(is_violation);
         if !is_violation && line != "." {

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
-use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::watch::{self, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
 use untorn_testkit::{seed, test_path, variable_or};
@@ -67,9 +67,8 @@ fn possible(fs: FileSystem) -> bool {
 
 /// Runs a job in a worker. Returns the lines that it prints.
 fn watched(job: &str) -> Vec<String> {
-    let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
     let mut said = Vec::new();
-    let done = watch::supervise(&again().expect("this program"), job, limits, |line| {
+    let done = watch::supervise(&again().expect("this program"), job, common::LIMITS, |line| {
         let line = line.replace('\u{2028}', "\n");
         if line != "." {
             println!("{line}");
@@ -312,7 +311,7 @@ fn requests_during_a_commit() -> Result<()> {
     let (mut child, port) = start_server(device.path())?;
     let (mut waiting, mut asking) = (connect(port)?, connect(port)?);
     let root = PathBuf::from(format!("/proc/{}/root", first_process(&child)?));
-    recorder.flush_time(Duration::from_millis(1500))?;
+    recorder.flush_time(Duration::from_secs(40))?;
     waiting.write_all(b"first\n")?;
     while fs::read_to_string(root.join("data/log")).unwrap_or_default() != "first\n" {
         std::thread::sleep(Duration::from_millis(1));

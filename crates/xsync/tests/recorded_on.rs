@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::watch::{self, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Recorder, serve_if_asked};
 use untorn_crashlab::replay::{Check, Recording};
 use untorn_os::holds;
@@ -49,9 +49,8 @@ fn violations(job: &str, states: u64) -> Option<usize> {
         return None;
     }
     let seed = seed();
-    let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
     let mut found = 0;
-    let done = watch::supervise(&again, &format!("{job} {seed} {states}"), limits, |line| {
+    let done = watch::supervise(&again, &format!("{job} {seed} {states}"), common::LIMITS, |line| {
         if line != "." {
             println!("{line}");
         }

@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::watch::{self, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Loop, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Recording};
 use untorn_os::holds;
@@ -54,8 +54,7 @@ fn violations(states: u64) -> Option<usize> {
 /// Runs a job in a worker. Returns the lines that it prints.
 fn watched(job: &str) -> Vec<String> {
     let (again, mut said) = (Again::test(&test_path!("part")).expect("this program"), Vec::new());
-    let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
-    let done = watch::supervise(&again, job, limits, |line| {
+    let done = watch::supervise(&again, job, common::LIMITS, |line| {
         if line != "." {
             println!("{line}");
             said.push(line.to_owned());

@@ -6,8 +6,7 @@ use anyhow::{Result, bail};
 use std::fs::{self, File};
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::time::Duration;
-use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::watch::{self, say};
 use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::Bench;
 use untorn_testkit::test_path;
@@ -32,9 +31,8 @@ fn files_of_a_failing_disk_are_saved_from_memory() {
         return;
     }
     for job in ["rescued", "not-rescued"] {
-        let limits = Limits { whole: Duration::from_secs(60), silence: Duration::from_secs(60) };
         let mut said = Vec::new();
-        let done = watch::supervise(&again, job, limits, |line| said.push(line.to_owned()));
+        let done = watch::supervise(&again, job, common::LIMITS, |line| said.push(line.to_owned()));
         done.unwrap_or_else(|e| panic!("{job}: {e}; {said:?}"));
         assert!(said.iter().any(|line| line == "as it should be"), "{job}: {said:?}");
     }

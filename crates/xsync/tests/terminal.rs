@@ -112,6 +112,8 @@ fn an_editor_works() {
     let program = xsync(&place, "vim -u NONE -N text");
     let Some(mut child) = at_a_terminal(&place, &program) else { return };
     let mut from = child.stdout.take().unwrap();
+    // It shows the name of the file, and reads keys.
+    until(&mut from, "[New");
     let drain = std::thread::spawn(move || from.read_to_end(&mut Vec::new()));
     child.stdin.as_mut().unwrap().write_all(b"ihello from vim\x1b:wq\r").unwrap();
     assert!(child.wait().unwrap().success());

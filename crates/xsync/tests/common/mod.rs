@@ -13,7 +13,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
+use untorn_crashlab::device::watch::Limits;
 use untorn_crashlab::device::{Again, FileSystem, watch};
+
+/// For a worker on a busy machine; it takes some seconds on another one.
+pub const LIMITS: Limits = Limits { whole: Duration::from_secs(400), silence: Duration::from_secs(120) };
 
 /// The result of a run.
 #[derive(Debug)]
@@ -109,7 +114,7 @@ impl Place {
     pub fn probe(&self) -> PathBuf {
         let path = self.work().join("probe");
         if !path.exists() {
-            fs::copy(example("probe"), &path).unwrap();
+            untorn_testkit::install(&example("probe"), &path);
         }
         path
     }

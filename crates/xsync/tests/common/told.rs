@@ -1,6 +1,6 @@
 //! The check that crash states of a recorded session must pass.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,7 @@ pub fn explore(recording: &Recording, told: &dyn Check, seed: u64, states: u64) 
         say(&format!("VIOLATION {}", text.lines().last().unwrap_or_default()));
     }
     say(&format!("{} lines shown, {} flushes; {totals:?}", said.len(), recording.flushes()));
+    ensure!(!said.is_empty() && totals.states > 0, "nothing was shown, or nothing could be lost");
     Ok(())
 }
 

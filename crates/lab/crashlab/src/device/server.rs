@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The environment variable that makes this process the device: the paths of disk, log and mount point, separated by
 /// tabs.
@@ -361,8 +361,13 @@ impl Filesystem for Server {
         if node.0 != DISK_NODE {
             return reply.ok();
         }
-        let (done, time) = self.locked(|state| (state.flush(), state.flush_time));
-        std::thread::sleep(time);
+        let (done, mut time) = self.locked(|state| (state.flush(), state.flush_time));
+        let begun = Instant::now();
+        while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
+            std::thread::sleep(left.min(Duration::from_millis(5)));
+            // A shorter time that is told meanwhile holds for this flush, too.
+            time = time.min(self.locked(|state| state.flush_time));
+        }
         match done {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e),
