@@ -213,7 +213,7 @@ fn one_benchmark_by_itself_and_completions_and_manual_pages() {
 /// chance, and takes the other time then.
 fn disks_take_their_times(table1: &Value) {
     let cells = table1["panels"][0]["cells"].as_array().unwrap();
-    for (cell, [in_order, elsewhere]) in cells.iter().zip([[8_470.0, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
+    for (cell, [in_order, elsewhere]) in cells.iter().zip([[8_470.0_f64, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
         for (contender, least_us) in
             cell["contenders"].as_array().unwrap().iter().zip([in_order, elsewhere.min(in_order)])
         {
