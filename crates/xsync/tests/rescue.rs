@@ -6,7 +6,6 @@ use anyhow::{Result, bail};
 use std::fs::{self, File};
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use untorn_crashlab::device::watch::{self, say};
 use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::Bench;
