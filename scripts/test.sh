@@ -6,6 +6,13 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 
+# Whatever tests leave behind, because they or their children are killed, is removed at the end: in the temporary
+# directory, and the memory of live heaps.
+TMPDIR=$(mktemp -d "${TMPDIR:-/tmp}/untorn.XXXX")
+UNTORN_LIVE_DIR=$(mktemp -d "${UNTORN_LIVE_DIR:-/dev/shm}/untorn.XXXX" || mktemp -d)
+chmod 1777 "$TMPDIR" "$UNTORN_LIVE_DIR"
+export TMPDIR UNTORN_LIVE_DIR
+
 log=$(mktemp)
 started=$SECONDS
 export lock programs mounting seconds_max libraries
@@ -114,7 +121,7 @@ setsid bash -c 'run_all "$@"' run_all "$@" >"$log" 2>&1 </dev/null &
 session=$!
 clean_up() {
     pkill -KILL --session "$session"
-    rm -f "$log" "$lock" "$programs" "$mounting"
+    rm -rf --one-file-system "$TMPDIR" "$UNTORN_LIVE_DIR"
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM
