@@ -125,7 +125,9 @@ clean_up() {
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM
-tail -n +1 -f --pid="$session" "$log"
+tail -n +1 -f --pid="$session" "$log" &
+# In the background, as a shell obeys a signal only between commands.
+wait $!
 wait "$session"
 status=$?
 
