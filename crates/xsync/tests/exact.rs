@@ -103,9 +103,9 @@ fn flushes_write_nothing_by_themselves() {
     const COUNT: u64 = 20;
     let Some(place) = place() else { return };
     for kind in ["fsync", "rwf-dsync", "rwf-sync", "ring"] {
-        let made = transactions_of(&place, true, kind, COUNT);
-        // The kernel may commit now and then by itself.
-        assert!(made < COUNT / 2, "{kind}: {made} transactions");
+        // The kernel commits now and then by itself, but not in each of some runs.
+        let are_few = (0..5).any(|_| transactions_of(&place, true, kind, COUNT) <= 3);
+        assert!(are_few, "{kind}: more than 3 transactions in each run");
     }
     // Files opened with O_SYNC, and msync, are not answered by the overlay.
     for kind in ["o-sync", "msync"] {

@@ -53,7 +53,7 @@ fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
     }
     println!("{kills} kills, put in at least {acknowledged:?}");
     // Each process has printed a line, and a thread prints one for 16 numbers.
-    assert!(acknowledged.iter().sum::<u64>() >= 16 * kills);
+    assert!(acknowledged.iter().sum::<u64>() >= (16 * kills).max(1001));
     // After a power cut the list is as of the last cut, and whole: the program checks it once more.
     let inspected = untorn::offline::inspect(&heap).expect("a heap");
     fs::remove_file(&inspected.live_memory[0].memory).expect("its memory");

@@ -21,7 +21,7 @@ const KILLS_FULL: u64 = 250;
 const KEYS_FULL: u64 = 1_000_000;
 const KEYS: u64 = 20_000;
 /// The kills in which a control has to violate an equation, and in which the same stores with a log do not.
-const CONTROL_KILLS: usize = 300;
+const CONTROL_KILLS: usize = 60;
 const LOG_KILLS: usize = 20;
 
 fn source(name: &str) -> PathBuf {

@@ -261,7 +261,7 @@ enum Crash {
     PowerCut,
 }
 
-/// The call that registers a process for barriers takes some 10 ms in one with several threads.
+/// The call that registers a process for barriers takes 10 to 20 ms in one with several threads.
 #[test]
 fn the_first_section_does_not_wait_for_the_kernel() {
     if !untorn_testkit::is_alone!("the_first_section_does_not_wait_for_the_kernel") {

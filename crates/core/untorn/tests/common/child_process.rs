@@ -163,7 +163,7 @@ pub fn output_after(child: &mut Child, line: &str, what: &str) -> BufReader<Chil
 #[track_caller]
 pub fn killed_after_pause(mut child: Child, mut out: impl BufRead, pause: Duration) -> Vec<(usize, u64)> {
     let mut lines = String::new();
-    // The first section of a process takes longer than the pauses.
+    // A kill before it might hit nothing.
     assert_ne!(out.read_line(&mut lines).expect("text"), 0, "the child ended by itself");
     let pid = child.id();
     let killer = std::thread::spawn(move || {

@@ -251,7 +251,7 @@ impl HeapOptions {
     /// Checks the options, before a file is created.
     fn prepare(&self) -> Result<()> {
         if self.live {
-            // Now, while the process may still have one thread: beside others, the kernel takes some 20 ms for it, and
+            // Now, while the process may still have one thread: beside others, the kernel takes 10 to 20 ms for it, and
             // the first section would wait for that.
             is_asymmetric();
         }
