@@ -132,9 +132,11 @@ def test_ctrl_c_ends_a_write_to_a_full_gate_and_loses_nothing() -> None:
         os.close(writing)
         for _ in range(5):
             other = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            started = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 other.start()
                 output.write(b"never" * 8000)
+            assert time.monotonic() - started < 5
             other.join()
 
         def receive() -> None:
