@@ -10,8 +10,10 @@ mod mapping;
 
 use common::can_mount;
 use mapping::{Mapping, PAGE};
+use memmap2::Mmap;
 use rustix::fs::Advice;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -23,6 +25,8 @@ const DISK: &str = "size=160m";
 const LEFT: usize = 24 * MIB;
 const LARGE: usize = 40 * MIB;
 const OLD: [u8; 3000] = [1; 3000];
+/// How often a file is written until all its pages are locked.
+const TRIES: usize = 20;
 
 /// A store on a file system of its own, which another file fills.
 struct Full(TempDir);
@@ -99,6 +103,15 @@ impl Full {
         }
     }
 
+    /// Locks the pages of a file: the kernel drops pages whose write failed whenever it wants memory, and some kernels
+    /// do so after a few seconds. An error if a page is not there any more.
+    fn lock(&self, name: &str) -> io::Result<Mmap> {
+        // SAFETY: nobody shortens the file, and its bytes are not read here.
+        let pages = unsafe { Mmap::map(&File::open(self.at(name))?)? };
+        pages.lock()?;
+        Ok(pages)
+    }
+
     fn is_mounted(&self) -> bool {
         untorn_mount::mounts::mount_point::mounted_at(&self.path("mnt")).unwrap().is_some()
     }
@@ -109,6 +122,18 @@ impl Full {
         file.write_all_at(&vec![2; LARGE], 0).unwrap();
         file.sync_all().unwrap_err();
         file
+    }
+
+    /// Writes more than fits, and locks the pages before the sync reports that.
+    fn write_too_much_and_lock(&self) -> (File, Mmap) {
+        let file = self.open("large");
+        let lock = |_| {
+            file.write_all_at(&vec![2; LARGE], 0).unwrap();
+            self.lock("large").ok()
+        };
+        let locked = (0..TRIES).find_map(lock).expect("the kernel keeps pages that were just written");
+        file.sync_all().unwrap_err();
+        (file, locked)
     }
 }
 
@@ -131,7 +156,7 @@ fn forget(file: &File) {
 #[test]
 fn what_did_not_fit_is_told_and_committed_when_there_is_room() {
     let Some(full) = Full::mounted() else { return };
-    let file = full.write_too_much();
+    let (file, locked) = full.write_too_much_and_lock();
     full.refused(&["status", "mnt"], &["POISONED", "mnt/large"]);
     full.refused(&["sync", "mnt"], &["mnt/large", "No space left on device"]);
     full.refused(&["sync", "mnt/large"], &["mnt/large"]);
@@ -141,6 +166,7 @@ fn what_did_not_fit_is_told_and_committed_when_there_is_room() {
     full.make_room();
     full.done(&["sync", "mnt"]);
     full.done(&["status", "mnt"]);
+    drop(locked);
     full.done(&["umount", "mnt"]);
     full.mount();
     assert!(fs::read(full.at("large")).unwrap() == vec![2; LARGE]);
@@ -212,6 +238,7 @@ fn stores_to_a_mapped_file_that_do_not_fit_are_told() {
     let Some(full) = Full::mounted() else { return };
     let file = full.open("mapped");
     file.set_len(LARGE as u64).unwrap();
+    let locked = full.lock("mapped").unwrap();
     let mut mapping = Mapping::of(&file, LARGE);
     drop(file);
     (0..LARGE / PAGE).for_each(|page| mapping.store(page * PAGE, 5));
@@ -219,6 +246,10 @@ fn stores_to_a_mapped_file_that_do_not_fit_are_told() {
     full.refused(&["sync", "mnt"], &["mnt/mapped"]);
     full.refused(&["umount", "mnt"], &["mnt/mapped", "so it stays mounted"]);
     full.make_room();
+    // It commits, although a program has the file open.
+    full.refused(&["umount", "mnt"], &["a program may"]);
+    full.done(&["status", "mnt"]);
+    drop(locked);
     full.done(&["umount", "mnt"]);
     full.mount();
     let found = fs::read(full.at("mapped")).unwrap();
