@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, Tc
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -43,6 +44,7 @@ fn main() {
         ["tell", kind, address, log, count] => tell(kind, address, log, count.parse().expect("a number")),
         ["crowd", address, count] => crowd(address, count.parse().expect("a number")),
         ["flows", address, count] => flows(address, count.parse().expect("a number")),
+        ["swarm", address, count] => swarm(address, count.parse().expect("a number")),
         ["urgent", address] => urgent(address),
         ["ping", address] => ping(address.parse().expect("an address")),
         ["daemon", text] => daemon(text),
@@ -323,6 +325,21 @@ fn flows(address: &str, count: usize) -> io::Result<()> {
         socket.recv(&mut [0])?;
     }
     Ok(())
+}
+
+/// Sends a datagram from each of many sockets at the same time. Each must get its own number back.
+fn swarm(address: &str, count: usize) -> io::Result<()> {
+    let all = (0..count).map(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))).collect::<io::Result<Vec<_>>>()?;
+    for (n, socket) in all.iter().enumerate() {
+        socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+        socket.send_to(&n.to_ne_bytes(), address)?;
+    }
+    let mut wrong = 0;
+    for (n, socket) in all.iter().enumerate() {
+        let mut answer = [0; 8];
+        wrong += usize::from(socket.recv(&mut answer).is_err() || answer != n.to_ne_bytes());
+    }
+    if wrong > 0 { Err(io::Error::other(format!("{wrong} of {count} answers are missing or wrong"))) } else { Ok(()) }
 }
 
 /// Sends three bytes, the second of them urgent.

@@ -7,8 +7,13 @@ use common::{OUTSIDE4, OUTSIDE6, Place, Run, example, network_of_its_own};
 use std::fs;
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::TryRecvError;
 use std::thread;
+use std::time::Duration;
 use untorn_testkit::NOBODY;
+
+/// How often many flows begin together.
+const ROUNDS: usize = 5;
 
 /// A DNS server outside, which answers every question with one address. Returns the types of the questions.
 fn answer_names(socket: &UdpSocket, questions: usize) -> Vec<u8> {
@@ -91,5 +96,35 @@ fn datagrams_of_many_flows_are_answered() {
         let run: Run = directory.session(NOBODY, &program).output().unwrap().into();
         assert_eq!(run.ok(), "done\n", "{ip}");
         server.join().unwrap();
+    }
+}
+
+/// Each flow takes its own datagrams, also those that come while its socket is made.
+#[test]
+fn datagrams_of_flows_that_begin_together_are_not_mixed_up() {
+    if Place::new().is_none() || !network_of_its_own() {
+        return;
+    }
+    let directory = Directory::mounted("data=journal");
+    let _watcher = directory.watcher();
+    directory.give_to(NOBODY);
+    untorn_testkit::install(&example("probe"), &directory.at().join("probe"));
+    for _ in 0..ROUNDS {
+        let socket = UdpSocket::bind((OUTSIDE4, 0)).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        let (ended, is_ended) = std::sync::mpsc::channel::<()>();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let server = thread::spawn(move || {
+            let mut number = [0; 8];
+            while is_ended.try_recv() == Err(TryRecvError::Empty) {
+                if let Ok((_, from)) = socket.recv_from(&mut number) {
+                    socket.send_to(&number, from).unwrap();
+                }
+            }
+        });
+        let run: Run = directory.session(NOBODY, &["./probe", "swarm", &address, "100"]).output().unwrap().into();
+        drop(ended);
+        server.join().unwrap();
+        assert_eq!(run.ok(), "done\n");
     }
 }

@@ -28,6 +28,9 @@ pub fn add_routes(prefixes6: &[(Ipv6Addr, u8)]) -> Result<()> {
     route(&mut messages, Ipv4Addr::UNSPECIFIED.into(), 0, OWN4.into());
     if !prefixes6.is_empty() {
         address(&mut messages, OWN6.into());
+        // The kernel adds this route itself, but for IPv6 only later, by a worker. Until then, datagrams that come for
+        // the address are lost.
+        route(&mut messages, OWN6.into(), 128, OWN6.into());
     }
     messages.send(None).context("the session's addresses")?;
     for (prefix, bits) in prefixes6 {
@@ -182,4 +185,39 @@ fn to_socket(port: u16, like: IpAddr) -> Vec<Expression> {
     let load = Attributes::default().with_number(1, REGISTER).with_nested(2, value);
     let socket = Attributes::default().with_number(1, family(like).into()).with_number(3, REGISTER);
     vec![("immediate", load), ("tproxy", socket), verdict(libc::NF_ACCEPT)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::process::Command;
+    use std::thread;
+    use std::time::Duration;
+
+    /// Sends a datagram to each own address of a new network. False if such a network cannot be had.
+    fn own_addresses_are_reached_at_once() -> bool {
+        // SAFETY: no descriptor of this thread is concerned.
+        let own = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
+        if own.is_err() || !Command::new("ip").args(["link", "set", "lo", "up"]).status().is_ok_and(|s| s.success()) {
+            return false;
+        }
+        add_routes(&[(Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, 0), 64)]).unwrap();
+        for own in [IpAddr::from(OWN4), IpAddr::from(OWN6)] {
+            let socket = UdpSocket::bind((own, 0)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.send_to(b"?", socket.local_addr().unwrap()).unwrap();
+            socket.recv(&mut [0]).unwrap_or_else(|e| panic!("lost on the way to {own}: {e}"));
+        }
+        true
+    }
+
+    #[test]
+    fn nothing_is_lost_on_the_way_to_own_addresses() {
+        for _ in 0..30 {
+            if !thread::spawn(own_addresses_are_reached_at_once).join().unwrap() {
+                return println!("skipped: needs root and the program ip");
+            }
+        }
+    }
 }

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::{Errno, write};
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, recvfrom, send, socket_with,
 };
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -68,6 +68,17 @@ struct Flow {
 struct Ends {
     session: SocketAddr,
     outside: SocketAddr,
+}
+
+impl Flow {
+    /// Receives the next datagram from the session: its size and its ends.
+    ///
+    /// They are another flow's ends if another socket sent it between the bind and the connect of this flow's socket.
+    fn receive(&self, buffer: &mut [u8]) -> Option<(usize, Ends)> {
+        let (_, bytes, from) = recvfrom(&self.inner, buffer, RecvFlags::DONTWAIT).ok()?;
+        let from = SocketAddr::try_from(from?).ok()?;
+        Some((bytes, Ends { session: SocketAddr::new(from.ip(), from.port()), outside: self.ends.outside }))
+    }
 }
 
 impl Datagrams {
@@ -200,17 +211,13 @@ impl Leaving {
             if self.group.bytes.len() > GROUP_BYTES_MAX {
                 return;
             }
-            let (bytes, flow) = if let Some(flow) = &flow {
-                let Ok((_, bytes)) = recv(&flow.inner, &mut *buffer, RecvFlags::DONTWAIT) else { return };
-                self.recent.insert(flow.ends, (number, now));
-                (bytes, flow.clone())
-            } else {
-                let Some(socket) = self.sockets.get(number as usize) else { return };
-                let Some((bytes, ends)) = receive(socket, buffer) else { return };
-                // The datagram is dropped, as a network may do.
-                let Ok(flow) = self.flow_of(ends, now) else { continue };
-                (bytes, flow)
+            let received = match &flow {
+                Some(flow) => flow.receive(buffer),
+                None => self.sockets.get(number as usize).and_then(|socket| receive(socket, buffer)),
             };
+            let Some((bytes, ends)) = received else { return };
+            // The datagram is dropped, as a network may do.
+            let Ok(flow) = self.flow_of(ends, now) else { continue };
             self.group.bytes.extend_from_slice(&buffer[..bytes]);
             self.group.datagrams.push((flow, bytes));
         }
@@ -232,9 +239,10 @@ impl Leaving {
     }
 
     fn flow_of(&mut self, ends: Ends, now: u64) -> Result<Arc<Flow>> {
-        if let Some((number, _)) = self.recent.get(&ends)
+        if let Some((number, used)) = self.recent.get_mut(&ends)
             && let Some(flow) = self.shared.flow(*number)
         {
+            *used = now;
             return Ok(flow);
         }
         anyhow::ensure!(may_be_sent_to(ends.outside), "nobody outside");

@@ -153,7 +153,11 @@ pub const OUTSIDE6: &str = "2001:db8:7::5";
 pub fn network_of_its_own() -> bool {
     // SAFETY: no descriptor of this thread is concerned.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET).unwrap() };
-    let script = format!("ip link set lo up && ip addr add {OUTSIDE4}/32 dev lo && ip addr add {OUTSIDE6}/128 dev lo");
+    // The kernel adds the local route of an IPv6 address itself, but only later.
+    let script = format!(
+        "ip link set lo up && ip addr add {OUTSIDE4}/32 dev lo && ip addr add {OUTSIDE6}/128 dev lo && \
+         ip -6 route add local {OUTSIDE6}/128 dev lo"
+    );
     let done = Command::new("sh").args(["-c", &script]).status().unwrap().success();
     if !done {
         println!("skipped: needs the program ip");
