@@ -10,13 +10,14 @@ mod mapping;
 
 use common::can_mount;
 use mapping::{Mapping, PAGE};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 use rustix::fs::Advice;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::thread;
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
@@ -25,7 +26,7 @@ const DISK: &str = "size=160m";
 const LEFT: usize = 24 * MIB;
 const LARGE: usize = 40 * MIB;
 const OLD: [u8; 3000] = [1; 3000];
-/// How often a file is written until all its pages are locked.
+/// How often a part of a file is written until its pages are locked.
 const TRIES: usize = 20;
 
 /// A store on a file system of its own, which another file fills.
@@ -103,11 +104,12 @@ impl Full {
         }
     }
 
-    /// Locks the pages of a file: the kernel drops pages whose write failed whenever it wants memory, and some kernels
-    /// do so after a few seconds. An error if a page is not there any more.
-    fn lock(&self, name: &str) -> io::Result<Mmap> {
+    /// Locks a part of a file in memory: the kernel drops pages whose write failed whenever it wants memory, and some
+    /// kernels do so after a few seconds. An error if a page is not there any more.
+    fn lock(&self, name: &str, at: usize, len: usize) -> io::Result<Mmap> {
+        let file = File::open(self.at(name))?;
         // SAFETY: nobody shortens the file, and its bytes are not read here.
-        let pages = unsafe { Mmap::map(&File::open(self.at(name))?)? };
+        let pages = unsafe { MmapOptions::new().offset(at as u64).len(len).map(&file)? };
         pages.lock()?;
         Ok(pages)
     }
@@ -125,13 +127,14 @@ impl Full {
     }
 
     /// Writes more than fits, and locks the pages before the sync reports that.
-    fn write_too_much_and_lock(&self) -> (File, Mmap) {
+    fn write_too_much_and_lock(&self) -> (File, Vec<Mmap>) {
         let file = self.open("large");
-        let lock = |_| {
-            file.write_all_at(&vec![2; LARGE], 0).unwrap();
-            self.lock("large").ok()
+        let write_and_lock = |at| {
+            file.write_all_at(&[2; MIB], at as u64).unwrap();
+            self.lock("large", at, MIB).ok()
         };
-        let locked = (0..TRIES).find_map(lock).expect("the kernel keeps pages that were just written");
+        let piece = |at| (0..TRIES).find_map(|_| write_and_lock(at)).expect("pages that were just written are there");
+        let locked = (0..LARGE).step_by(MIB).map(piece).collect();
         file.sync_all().unwrap_err();
         (file, locked)
     }
@@ -167,6 +170,29 @@ fn what_did_not_fit_is_told_and_committed_when_there_is_room() {
     full.done(&["sync", "mnt"]);
     full.done(&["status", "mnt"]);
     drop(locked);
+    full.done(&["umount", "mnt"]);
+    full.mount();
+    assert!(fs::read(full.at("large")).unwrap() == vec![2; LARGE]);
+    full.done(&["umount", "mnt"]);
+}
+
+/// Each of them reads the lost bytes from the kernel.
+#[test]
+fn syncs_at_the_same_time_lose_nothing() {
+    let Some(full) = Full::mounted() else { return };
+    let (file, locked) = full.write_too_much_and_lock();
+    thread::scope(|threads| {
+        for arguments in [["sync", "mnt"], ["sync", "mnt/large"], ["sync", "mnt/large"], ["umount", "mnt"]] {
+            let full = &full;
+            threads.spawn(move || (0..10).for_each(|_| full.refused(&arguments, &["No space left on device"])));
+        }
+        for _ in 0..50 {
+            assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        }
+    });
+    full.make_room();
+    full.done(&["sync", "mnt"]);
+    drop((file, locked));
     full.done(&["umount", "mnt"]);
     full.mount();
     assert!(fs::read(full.at("large")).unwrap() == vec![2; LARGE]);
@@ -238,7 +264,7 @@ fn stores_to_a_mapped_file_that_do_not_fit_are_told() {
     let Some(full) = Full::mounted() else { return };
     let file = full.open("mapped");
     file.set_len(LARGE as u64).unwrap();
-    let locked = full.lock("mapped").unwrap();
+    let locked = full.lock("mapped", 0, LARGE).unwrap();
     let mut mapping = Mapping::of(&file, LARGE);
     drop(file);
     (0..LARGE / PAGE).for_each(|page| mapping.store(page * PAGE, 5));

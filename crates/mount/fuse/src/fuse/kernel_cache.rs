@@ -35,7 +35,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// How many files without writers keep their descriptors: many programs open a file, write, sync and close it, over and
 /// over.
 const KEPT: usize = 16;
-/// How often the helper is asked before a file's cache is dropped instead.
+/// How often the helper is asked for one file.
 const TRIES: usize = 4;
 /// After the helper was started this many times, it is not started again.
 const STARTS_MAX: usize = 100;
@@ -116,6 +116,8 @@ pub struct MountCache {
     helper: Mutex<Option<Arc<Helper>>>,
     program: Mutex<Option<PathBuf>>,
     starts: Mutex<usize>,
+    /// Locked while the helper reads from the kernel's cache.
+    reading: Mutex<()>,
     files: Mutex<Files>,
     /// How often the kernel got each inode from a lookup in the hidden directory. The tree does not count those
     /// lookups.
@@ -198,6 +200,7 @@ impl MountCache {
             helper: Mutex::default(),
             program: Mutex::default(),
             starts: Mutex::default(),
+            reading: Mutex::default(),
             files: Mutex::default(),
             given: Mutex::default(),
             when_closed: Mutex::default(),
@@ -495,11 +498,17 @@ impl KernelCache for MountCache {
             return Err(Errno(libc::EIO));
         }
         self.begin_waiting();
-        match self.ask_once(ino, &[ino, offset, buf.len() as u64], buf) {
-            Some(0) => Ok(()),
-            Some(NOT_OPENED) | None => Err(Errno(libc::EAGAIN)),
-            Some(error) => Err(Errno(error)),
+        // Two lookups of one file at the same time are one to the kernel.
+        let _turn = self.reading.lock();
+        for _ in 0..TRIES {
+            match self.ask_once(ino, &[ino, offset, buf.len() as u64], buf) {
+                Some(0) => return Ok(()),
+                // A write-back of the file took the lookup.
+                Some(NOT_OPENED) | None => {}
+                Some(error) => return Err(Errno(error)),
+            }
         }
+        Err(Errno(libc::EAGAIN))
     }
 
     fn begin_waiting(&self) {
