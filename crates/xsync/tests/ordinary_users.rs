@@ -3,7 +3,7 @@
 mod common;
 
 use common::directory::Directory;
-use common::{OUTSIDE4, OUTSIDE6, Place, Run, example, network_of_its_own};
+use common::{OUTSIDE4, OUTSIDE6, Place, Run, Session, example, network_of_its_own};
 use std::fs;
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
@@ -69,16 +69,23 @@ fn names_are_found() {
     assert_eq!(server.join().unwrap(), [1, 1]);
 }
 
+/// A directory of an ordinary user with the program `probe`, and its watcher, in a network with addresses outside. None
+/// if that is not possible.
+fn directory_with_probe() -> Option<(Directory, Session)> {
+    if Place::new().is_none() || !network_of_its_own() {
+        return None;
+    }
+    let directory = Directory::mounted("data=journal");
+    let watcher = directory.watcher();
+    directory.give_to(NOBODY);
+    untorn_testkit::install(&example("probe"), &directory.at().join("probe"));
+    Some((directory, watcher))
+}
+
 /// More flows than the supervisor keeps, over both protocols.
 #[test]
 fn datagrams_of_many_flows_are_answered() {
-    if Place::new().is_none() || !network_of_its_own() {
-        return;
-    }
-    let directory = Directory::mounted("data=journal");
-    let _watcher = directory.watcher();
-    directory.give_to(NOBODY);
-    untorn_testkit::install(&example("probe"), &directory.at().join("probe"));
+    let Some((directory, _watcher)) = directory_with_probe() else { return };
     for (ip, words) in [(OUTSIDE4, ["flows", "600"]), (OUTSIDE6, ["tell", "5"])] {
         let socket = UdpSocket::bind((ip, 0)).unwrap();
         let address = socket.local_addr().unwrap().to_string();
@@ -102,13 +109,7 @@ fn datagrams_of_many_flows_are_answered() {
 /// Each flow takes its own datagrams, also those that come while its socket is made.
 #[test]
 fn datagrams_of_flows_that_begin_together_are_not_mixed_up() {
-    if Place::new().is_none() || !network_of_its_own() {
-        return;
-    }
-    let directory = Directory::mounted("data=journal");
-    let _watcher = directory.watcher();
-    directory.give_to(NOBODY);
-    untorn_testkit::install(&example("probe"), &directory.at().join("probe"));
+    let Some((directory, _watcher)) = directory_with_probe() else { return };
     for _ in 0..ROUNDS {
         let socket = UdpSocket::bind((OUTSIDE4, 0)).unwrap();
         let address = socket.local_addr().unwrap().to_string();
