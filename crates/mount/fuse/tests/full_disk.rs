@@ -114,6 +114,14 @@ impl Full {
         Ok(pages)
     }
 
+    /// Unmounts, and checks that the large file has this byte throughout at the next mount.
+    fn has_committed(&self, byte: u8) {
+        self.done(&["umount", "mnt"]);
+        self.mount();
+        assert!(fs::read(self.at("large")).unwrap() == vec![byte; LARGE]);
+        self.done(&["umount", "mnt"]);
+    }
+
     fn is_mounted(&self) -> bool {
         untorn_mount::mounts::mount_point::mounted_at(&self.path("mnt")).unwrap().is_some()
     }
@@ -170,10 +178,7 @@ fn what_did_not_fit_is_told_and_committed_when_there_is_room() {
     full.done(&["sync", "mnt"]);
     full.done(&["status", "mnt"]);
     drop(locked);
-    full.done(&["umount", "mnt"]);
-    full.mount();
-    assert!(fs::read(full.at("large")).unwrap() == vec![2; LARGE]);
-    full.done(&["umount", "mnt"]);
+    full.has_committed(2);
 }
 
 /// Each of them reads the lost bytes from the kernel.
@@ -193,10 +198,7 @@ fn syncs_at_the_same_time_lose_nothing() {
     full.make_room();
     full.done(&["sync", "mnt"]);
     drop((file, locked));
-    full.done(&["umount", "mnt"]);
-    full.mount();
-    assert!(fs::read(full.at("large")).unwrap() == vec![2; LARGE]);
-    full.done(&["umount", "mnt"]);
+    full.has_committed(2);
 }
 
 #[test]
@@ -252,10 +254,7 @@ fn one_that_is_written_anew_goes_on_without_being_opened_anew() {
         file.sync_all().unwrap();
         full.done(&["sync", "mnt"]);
         drop(file);
-        full.done(&["umount", "mnt"]);
-        full.mount();
-        assert!(fs::read(full.at("large")).unwrap() == vec![4; LARGE]);
-        full.done(&["umount", "mnt"]);
+        full.has_committed(4);
     }
 }
 

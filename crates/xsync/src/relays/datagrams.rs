@@ -348,3 +348,22 @@ unsafe fn address(at: *const libc::sockaddr) -> Option<SocketAddr> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn a_datagram_from_before_the_connect_is_of_its_own_flow() {
+        let [inner, other, own] = [0; 3].map(|port| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).unwrap());
+        let [outside, early, session] = [&inner, &other, &own].map(|socket| socket.local_addr().unwrap());
+        other.send_to(b"early", outside).unwrap();
+        inner.connect(session).unwrap();
+        own.send_to(b"own", outside).unwrap();
+        let flow = Flow { ends: Ends { session, outside }, outer: socket_for(outside).unwrap(), inner: inner.into() };
+        let mut buffer = [0; 10];
+        assert_eq!(flow.receive(&mut buffer), Some((5, Ends { session: early, outside })));
+        assert_eq!(flow.receive(&mut buffer), Some((3, flow.ends)));
+    }
+}
